@@ -1,0 +1,259 @@
+"""What a method is: a frozen dataclass whose fields are its options, and pure functions on chunks of tensors.
+
+The engine owns files, threads, progress and seeds; a method sees tensors and hands tensors back. Nothing is
+kept on `self` between calls. There are two scopes:
+
+* `TensorMethod` sees one chunk of one tensor at a time, of the base and of one member.
+* `ModelMethod` sees all weights at once and a `Problem` that gives losses and gradients.
+
+A tensor method runs in this order; every part but `step` and `merge` may be left out:
+
+    prepare   passes over an incoming member that gather scalars (norms, k-th magnitudes)  -> known (JSON)
+    step      state of a chunk, chunk of the member -> state of the chunk                  (undo: the inverse)
+    conclude  passes over the state that gather scalars                                     -> known (JSON)
+    merge     chunk of the base, state of the chunk -> merged chunk
+
+`prepare` and `conclude` are generators: each `yield Survey(...)` is one pass; the engine calls `measure`
+(`examine` for a state) on every chunk and sends back all answers, in a fixed order. The last word is the
+generator's return value, a mapping that survives JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from plait.tensors import Tensor
+from plait.tensors.exact import Exact, ExactSum, difference
+
+Known = dict[str, Any]
+"""Scalars that a method found out about a member or a state. Survives JSON; floats are kept exactly."""
+
+Answers = dict[str, list[tuple[int, Any]]]
+"""Tensor name -> [(index of the chunk's first element, what `measure` returned), ...], in order of position."""
+
+Grain = Literal["element", "row", "matrix"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a user must know to choose a method; shown by `plait methods`."""
+
+    summary: str
+    family: Literal["additive", "fold", "coefficients", "rebuild", "calibrated", "storage-free"]
+    removal: Literal["subtract", "refold", "recompute", "never"]
+    data: Literal["none", "unlabelled", "labelled new", "labelled all"]
+    order: bool  # does the order of arrival change the result
+    memory: str  # state kept per element of the model
+    cost: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class Where:
+    """The place of a chunk: `count` elements of tensor `name`, from flat index `first` (a multiple of BLOCK
+    for grain "element", of the row length for "row", 0 for "matrix")."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    dtype: str  # safetensors name of the base's dtype
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One pass over a member or a state. `ask` goes to every `measure` / `examine` call.
+    With `stride` s only every s-th block of BLOCK elements is read (a sample)."""
+
+    ask: Any = None
+    stride: int = 1
+
+
+@dataclass
+class Part:
+    """One chunk of one member. `base` and `expert` are flat, in their own dtypes; reshape by `where.shape`
+    where the grain is "matrix" and by the row length where it is "row". Never write into them."""
+
+    where: Where
+    base: Tensor
+    expert: Tensor
+    weight: float = 1.0
+    known: Known = field(default_factory=dict)  # what this method's `prepare` returned for the member
+    seed: bytes = b""  # sha256 of (line seed, checkpoint digest): the root of every random number
+    _delta: Exact | None = None
+
+    @property
+    def delta(self) -> Exact:
+        """The task vector of this chunk, exact: expert - base as real numbers."""
+        if self._delta is None:
+            self._delta = difference(self.expert, self.base)
+        return self._delta
+
+
+@dataclass(frozen=True)
+class MemberFacts:
+    """What is known of a member without its tensors."""
+
+    weight: float
+    known: Known
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What `merge` may know beside the chunk: the members in order and what `conclude` returned."""
+
+    members: tuple[MemberFacts, ...]
+    known: Known = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.members)
+
+    @property
+    def weight(self) -> float:
+        """Sum of the members' weights, rounded once, so that it does not depend on their order."""
+        from math import fsum
+
+        return fsum(m.weight for m in self.members)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One array of a method's state. `kind` "exact": an ExactSum per element (order-free, invertible);
+    "narrow": an ExactSum of multiples of 2^-40 below 2^12, such as counts and weights; else a torch dtype
+    name ("float32", "base" for the base's own dtype): a plain tensor of the chunk's length."""
+
+    kind: str
+
+
+State = dict[str, Any]
+"""Slot name -> ExactSum or Tensor, for one chunk."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Common ground of all methods. Options are the dataclass fields."""
+
+    facts: ClassVar[Facts]
+
+    @property
+    def name(self) -> str:
+        from plait.methods.registry import name_of
+
+        return name_of(type(self))
+
+    def options(self) -> dict[str, Any]:
+        """The options as plain JSON values, complete (defaults included)."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    def check(self) -> None:
+        """Raise UsageError where an option is out of its range. Called once, before any tensor is read."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Method):
+        return {"name": value.name, **value.options()}
+    return value
+
+
+@dataclass(frozen=True)
+class TensorMethod(Method):
+    """A method that sees one chunk at a time."""
+
+    def grain(self, shape: tuple[int, ...]) -> Grain:
+        """What one call must see: any run of elements, whole rows (last axis), or the whole tensor."""
+        return "element"
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        """The state that is kept for a tensor."""
+        raise NotImplementedError
+
+    # passes over one incoming member
+    def prepare(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
+        """`places`: every mergeable tensor that the member changes, as one chunk each."""
+        return {}
+        yield Survey()
+
+    def measure(self, part: Part, ask: Any) -> Any:
+        """Answer `ask` for one chunk of the member. The answer must not depend on how tensors are cut."""
+        raise NotImplementedError
+
+    # the fold
+    def step(self, state: State, part: Part) -> State:
+        """Take the member in. May work in place on `state` and return it."""
+        raise NotImplementedError
+
+    # passes over the state, before the output is written
+    def conclude(
+        self, places: Mapping[str, Where], members: Sequence[MemberFacts]
+    ) -> Generator[Survey, Answers, Known]:
+        return {}
+        yield Survey()
+
+    def examine(self, where: Where, state: State, ask: Any) -> Any:
+        raise NotImplementedError
+
+    def concludes(self) -> bool:
+        """Whether `conclude` yields at all: if not, state and output are made in one pass."""
+        return type(self).conclude is not TensorMethod.conclude
+
+    def prepares(self) -> bool:
+        return type(self).prepare is not TensorMethod.prepare
+
+    # the output
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
+        """The merged chunk: an Exact *shift* to be added to the base, or the merged values themselves in fp64.
+        The engine rounds once, to the base's dtype."""
+        raise NotImplementedError
+
+    def reduces(self, members: Sequence[MemberFacts]) -> bool:
+        """True where the formula gives the only member back; the engine then copies that member's bytes.
+        Additive methods need not say so: their sums are exact."""
+        return False
+
+
+@dataclass(frozen=True)
+class AdditiveMethod(TensorMethod):
+    """A method whose state is a set of sums over members. Adding and removing are exact inverses, so order
+    never matters and any member can be taken out by subtraction, bit for bit."""
+
+    def statistic(self, part: Part) -> dict[str, Exact]:
+        """The member's addend for every slot, weight included."""
+        raise NotImplementedError
+
+    def step(self, state: State, part: Part) -> State:
+        for slot, addend in self.statistic(part).items():
+            total: ExactSum = state[slot]
+            total.add(addend)
+        return state
+
+    def undo(self, state: State, part: Part) -> State:
+        """Take a member out that is in: the inverse of `step`, bit for bit."""
+        for slot, addend in self.statistic(part).items():
+            total: ExactSum = state[slot]
+            total.subtract(addend)
+        return state
+
+
+@dataclass(frozen=True)
+class ModelMethod(Method):
+    """A method that sees all weights at once. Weights are mappings from names to tensors (fp32, or fp64 where
+    the base is fp64); they are the mergeable tensors only. `problem` gives losses and gradients."""
+
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state before the first member: by default, the base itself."""
+        return dict(base)
+
+    def step(
+        self,
+        state: Mapping[str, Tensor],
+        base: Mapping[str, Tensor],
+        expert: Mapping[str, Tensor],
+        members: Sequence[MemberFacts],
+        problem: Any,
+    ) -> tuple[dict[str, Tensor], Known]:
+        """Take in the last of `members`, whose weights are `expert`. Returns the new state, which is also the
+        merged model, and what was found on the way (a trace for the report). Writes into no argument."""
+        raise NotImplementedError

@@ -1,0 +1,78 @@
+"""Names of methods. Methods are found through the entry points of group `plait.methods`, plait's own among them,
+so that a package of yours adds one with a line in its `pyproject.toml`. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from plait.errors import UsageError
+from plait.methods.base import Method
+
+GROUP = "plait.methods"
+
+
+@cache
+def _points() -> dict[str, EntryPoint]:
+    return {p.name: p for p in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+
+
+def names() -> list[str]:
+    """Names of all registered methods, sorted."""
+    return list(_points())
+
+
+def find(name: str) -> type[Method]:
+    """The class that is registered under `name`; UsageError lists the names where there is none."""
+    point = _points().get(name)
+    if point is None:
+        raise UsageError(f"method {name!r} is not known; choose one of: {', '.join(names())}")
+    found = point.load()
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UsageError(f"method {name!r} ({point.value}) is not a plait method; it must derive from Method")
+    return found
+
+
+def name_of(method: type[Method]) -> str:
+    """The registered name of a method's class, its class name where it is not registered."""
+    value = f"{method.__module__}:{method.__qualname__}"
+    return next((p.name for p in _points().values() if p.value == value), method.__qualname__)
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """The method `name` with `options`, checked. Numbers may come as text, as they do from a command line."""
+    kind = find(name)
+    known = {f.name: f for f in fields(kind)}
+    given = dict(options or {})
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        offered = ", ".join(known) or "none"
+        raise UsageError(f"method {name} has no option {', '.join(unknown)}; its options are: {offered}")
+    method = kind(**{key: _cast(key, value, kind) for key, value in given.items()})
+    method.check()
+    return method
+
+
+def _cast(key: str, value: Any, kind: type[Method]) -> Any:
+    default = getattr(kind(), key)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return value
+    if isinstance(default, bool):
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in words:
+            raise UsageError(f"{key} is {value!r}, expected true or false")
+        return words[str(value).lower()]
+    if isinstance(default, (int, float)):
+        try:
+            number = float(value)
+        except ValueError:
+            raise UsageError(f"{key} is {value!r}, expected a number") from None
+        if isinstance(default, int):
+            if number != int(number):
+                raise UsageError(f"{key} is {value!r}, expected a whole number")
+            return int(number)
+        return number
+    return value

@@ -1,0 +1,47 @@
+"""Task arithmetic: the base plus a scaled sum of task vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar
+
+from plait.errors import UsageError
+from plait.methods.base import AdditiveMethod, Facts, Outlook, Part, Slot, State, Where
+from plait.tensors import Tensor
+from plait.tensors.exact import Exact
+
+
+@dataclass(frozen=True)
+class TaskArithmetic(AdditiveMethod):
+    """base + scale * sum_i w_i tau_i, with tau_i = expert_i - base (Ilharco et al. 2023, eq. in section 4.2).
+
+    scale: 0 gives the base, 1 with one member of weight 1 gives that expert bit for bit.
+    """
+
+    scale: float = 0.3
+
+    facts: ClassVar[Facts] = Facts(
+        summary="base plus a scaled sum of task vectors",
+        family="additive",
+        removal="subtract",
+        data="none",
+        order=False,
+        memory="1 sum",
+        cost="1 pass",
+        paper="Ilharco et al. 2023, arXiv 2212.04089",
+    )
+
+    def check(self) -> None:
+        if not isfinite(self.scale):
+            raise UsageError(f"scale is {self.scale}, a finite number is needed; 0.3 is the default")
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return {"delta": Slot("exact")}
+
+    def statistic(self, part: Part) -> dict[str, Exact]:
+        return {"delta": part.delta.times(part.weight)}
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
+        total: Exact = state["delta"].value()
+        return total.times(self.scale)
