@@ -1,0 +1,77 @@
+"""Proving that a line is what its ledger says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from plait.line.build import Setting, build, operand, software, version_digest
+from plait.line.member import Member
+from plait.store import Store, audit
+
+
+def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, Any]:
+    """Hash every object, version and ledger entry again; with `replay`, also make the model anew."""
+    report = audit.verify(store, version_digest, keep_versions=store.settings["keep"])
+    problems = list(report.problems)
+    answer: str | None = None
+    if replay and setting is not None and not problems:
+        with store.lock("verify --replay"):
+            answer, found = _replay(store, setting)
+        problems += found
+    return {
+        "ok": not problems and (answer is None or answer == "equal"),
+        "problems": problems,
+        "checked": report.counted,
+        "replay": answer,
+        "version": store.ledger.entries()[-1]["version"],
+    }
+
+
+def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
+    """("equal" | "different" | "not comparable: why", problems)."""
+    head = store.ledger.entries()[-1]
+    members = [Member.of(row) for row in head["members"]]
+    if any(m.object is None for m in members):
+        kept = store.settings["retention"]
+        return f"not comparable: this line keeps no members (retention {kept})", []
+    work = store.workspace("replay")
+    fresh = [Member.of({**row, "known": {}}) for row in head["members"]]
+    built = build(setting, fresh, work, enter=[operand(setting, m) for m in fresh])
+    problems = []
+    if built.digest != head["version"]:
+        wrong = sorted(n for n, d in built.tensors.items() if d != _recorded(store, head).get(n))
+        problems.append(
+            f"replay: the members give version {built.digest[:12]}, the ledger says {head['version'][:12]}; "
+            f"{len(wrong)} tensors differ, such as {wrong[0] if wrong else '(none)'}"
+        )
+    elif built.state is not None:
+        problems += _same_state(built.state, head["state"] or {})
+    made = _made_with(store, head)
+    store.clear_workspaces()
+    if problems and made != {k: v for k, v in software().items() if k in made}:
+        return f"not comparable: made with {made}, this is {software()}", []
+    return ("different" if problems else "equal"), problems
+
+
+def _recorded(store: Store, head: dict[str, Any]) -> dict[str, str]:
+    from plait.line.views import tensors
+
+    return tensors(store, head)
+
+
+def _made_with(store: Store, head: dict[str, Any]) -> dict[str, Any]:
+    """Software that made the current version: that of the last entry which built it."""
+    for entry in reversed(store.ledger.entries()):
+        if entry["version"] == head["version"] and entry.get("software"):
+            return {k: v for k, v in entry["software"].items() if k in ("torch", "cpu")}
+    return {}
+
+
+def _same_state(folder: Path, recorded: dict[str, str]) -> list[str]:
+    from plait.store.objects import hash_file
+
+    found = {file.name: hash_file(file) for file in sorted(folder.iterdir())}
+    if found != recorded:
+        return ["replay: the model is equal, but the state kept for the next merge is not; rebuild the line"]
+    return []

@@ -1,0 +1,204 @@
+"""What a line remembers of a member, and how a checkpoint becomes one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from plait.checkpoint.format import FileWriter, hash_tensor, read_header
+from plait.checkpoint.keys import Accounting, account
+from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
+from plait.errors import NonFinite, RefusedInput, UsageError
+from plait.types import TensorRef
+
+TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+PRIVATE = "private/"  # prefix of private tensors inside a member's object
+
+
+@dataclass(frozen=True)
+class Member:
+    """One task that is in the line. Plain values: it is what the ledger keeps of it."""
+
+    task: str
+    weight: float
+    digest: str  # root digest of the checkpoint as it was handed in
+    source: str  # last part of the path it came from
+    object: str | None = None  # its changed tensors in the store; None where the line keeps no members
+    config: str | None = None  # its config.json in the store, kept where it has private tensors
+    private: tuple[str, ...] = ()
+    known: dict[str, Any] = field(default_factory=dict)  # what the method's `prepare` returned
+    descends: dict[str, Any] | None = None  # {"version": digest, "tasks": [...]}: what it was trained from
+
+    def plain(self) -> dict[str, Any]:
+        row = asdict(self)
+        row["private"] = list(self.private)
+        return row
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Member:
+        return cls(**{**row, "private": tuple(row["private"])})
+
+    def objects(self) -> list[str]:
+        return [d for d in (self.object, self.config) if d]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A checkpoint that passed every check, with its changed tensors in a file of their own."""
+
+    member: Member
+    refs: dict[str, TensorRef]  # changed mergeable tensors, in that file
+    file: Path
+    config: dict[str, Any] | None
+    accounting: dict[str, Any]  # how every tensor was classed
+    notes: tuple[str, ...]
+
+
+def check_task(task: str) -> str:
+    if not TASK.fullmatch(task):
+        raise UsageError(
+            f"task name {task!r} cannot be used; expected letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit, at most 100"
+        )
+    return task
+
+
+def check_weight(weight: float) -> float:
+    if isinstance(weight, bool) or not isfinite(weight) or not 0 < weight <= 2**20:
+        raise UsageError(f"weight is {weight}, expected a number above 0 and at most 2^20")
+    return float(weight)
+
+
+def seed_of(line_seed: int, digest: str) -> bytes:
+    """The root of a member's random numbers: depends on the line and the checkpoint, not on name or order."""
+    return sha256(f"plait {line_seed} {digest}".encode()).digest()
+
+
+def receive(
+    path: str | Path,
+    task: str,
+    base: Checkpoint,
+    base_digests: Mapping[str, str],
+    into: Path,
+    *,
+    weight: float = 1.0,
+    private: Sequence[str] = (),
+    untouched: frozenset[str] = frozenset(),
+    allow_nonfinite: bool = False,
+    allow_distant: bool = False,
+    allow_pickle: bool = False,
+) -> Arrival:
+    """Read and check a checkpoint; write its changed and private tensors to `into`, losslessly.
+
+    untouched: tensors that no member so far has changed, for the hint when the base seems to be another one.
+    Raises RefusedInput (KeyMismatch, NonFinite, FormatError) and leaves nothing behind but `into`.
+    """
+    from plait import engine
+
+    expert = open_checkpoint(path, allow_pickle=allow_pickle)
+    found = account(base, expert, private)
+    refs = {n: r for n, r in found.merge.items() if r.numel}
+    looked = engine.intake({n: base.tensors[n] for n in refs}, refs, engine.Settings())
+    if looked.nonfinite and not allow_nonfinite:
+        name, index = looked.nonfinite[0]
+        more = f" (and in {len(looked.nonfinite) - 1} more tensors)" if len(looked.nonfinite) > 1 else ""
+        raise NonFinite(
+            f"{task}: {name}[{', '.join(map(str, index))}] is NaN or infinite{more}, finite numbers are needed; "
+            "repair the checkpoint, or use --allow-nonfinite to take the base's value there"
+        )
+    _check_distance(task, looked.distance, looked.norm, looked.changed, untouched, allow_distant)
+    changed = {n: refs[n] for n in refs if n in looked.changed}
+    places = _write_subset(changed, found.private, into)
+    same = {n: base_digests[n] for n in found.merge if n not in changed}
+    digest = identity(found, same, places)
+    member = Member(
+        task=task,
+        weight=weight,
+        digest=digest,
+        source=Path(path).resolve().name,
+        private=tuple(sorted(found.private)),
+    )
+    counted = {
+        "merged": len(changed),
+        "frozen": len(found.merge) - len(changed),
+        "private": len(found.private),
+        "buffer": len(found.buffers),
+        "nonfinite": len(looked.nonfinite),
+        "distance": looked.distance / looked.norm if looked.norm else None,
+    }
+    config = expert.config if found.private else None
+    return Arrival(
+        member, {n: r for n, r in places.items() if n in changed}, into, config, counted, tuple(found.notes)
+    )
+
+
+def _check_distance(
+    task: str,
+    distance: float,
+    norm: float,
+    changed: set[str],
+    untouched: frozenset[str],
+    allowed: bool,
+) -> None:
+    if allowed or norm == 0 or distance <= norm:
+        return
+    differ = sorted(untouched & changed)
+    hint = f"; {len(differ)} tensors that no member has changed differ, such as {differ[0]}" if differ else ""
+    raise RefusedInput(
+        f"{task}: its task vector is {distance / norm:.2f} times as long as the base itself{hint}; expected a "
+        "checkpoint fine-tuned from this base: check its origin, or use --allow-distant to merge it all the same"
+    )
+
+
+def _write_subset(
+    changed: Mapping[str, TensorRef], private: Mapping[str, TensorRef], into: Path
+) -> dict[str, TensorRef]:
+    """Copy tensors into a safetensors file of their own; private ones under `private/`."""
+    from plait import engine
+
+    rows = {**changed, **{PRIVATE + n: r for n, r in private.items()}}
+    into.parent.mkdir(parents=True, exist_ok=True)
+    writer = FileWriter(into, [(n, r.dtype, r.shape) for n, r in rows.items()], {"format": "plait member"})
+    try:
+        engine.copy([(r, writer.places[n]) for n, r in rows.items()], engine.Settings())
+    finally:
+        writer.close()
+    return dict(writer.places)
+
+
+def identity(
+    found: Accounting, known: Mapping[str, str] | None = None, places: Mapping[str, TensorRef] | None = None
+) -> str:
+    """A checkpoint's root digest, over the base's names for its tensors.
+
+    known: digests of tensors that need not be hashed again. places: copies to hash in their stead, so that
+    digest and merged bytes cannot drift apart while the source is being written.
+    """
+    rows = dict(known or {})
+    copies = places or {}
+    for name, ref in (*found.merge.items(), *found.buffers.items()):
+        if name not in rows:
+            rows[name] = hash_tensor(copies.get(name, ref))
+    for name, ref in found.private.items():
+        rows[name] = hash_tensor(copies.get(PRIVATE + name, ref))
+    return root_digest(rows)
+
+
+def refs_of(file: Path) -> dict[str, TensorRef]:
+    """The changed tensors in a member's file."""
+    return {n: r for n, r in read_header(file).tensors.items() if not n.startswith(PRIVATE)}
+
+
+def private_refs(file: Path) -> dict[str, TensorRef]:
+    """A member's private tensors, by their own names."""
+    tensors = read_header(file).tensors
+    return {
+        n.removeprefix(PRIVATE): replace(r, name=n.removeprefix(PRIVATE))
+        for n, r in tensors.items()
+        if n.startswith(PRIVATE)
+    }

@@ -1,0 +1,142 @@
+"""What a line says of itself. Reads the ledger only: no tensors, no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from plait.errors import RefusedInput
+from plait.store import Store
+
+EVENT = ("sequence", "time", "verb", "task", "version", "accounting", "counts", "notes", "receipt", "seconds")
+
+
+def event(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A ledger entry as the user sees it: what happened, and the members after it."""
+    row = {key: entry.get(key) for key in EVENT}
+    row["members"] = [_member(m) for m in entry["members"]]
+    return row
+
+
+def _member(row: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("task", "weight", "digest", "source", "private", "descends")
+    return {key: row.get(key) for key in keys}
+
+
+def status(store: Store) -> dict[str, Any]:
+    entries = store.ledger.entries()
+    head, settings = entries[-1], store.settings
+    sizes = {
+        "members": _size(store, {m["object"] for m in head["members"] if m["object"]}),
+        "state": _size(store, set((head["state"] or {}).values())),
+    }
+    return {
+        "path": str(store.path),
+        "version": head["version"],
+        "model": str(store.versions.path(head["version"])),
+        "base": settings["base"],
+        "method": settings["method"],
+        "options": settings["options"],
+        "retention": settings["retention"],
+        "seed": settings["seed"],
+        "private": settings["private"],
+        "members": [_member(m) for m in head["members"]],
+        "events": len(entries),
+        "changed": head["time"],
+        "versions": sorted(store.versions.all()),
+        "bytes": sizes,
+        "removal": removal_of(settings),
+    }
+
+
+def removal_of(settings: Mapping[str, Any]) -> str:
+    """How a member would be taken out of this line."""
+    from plait.methods.registry import find
+
+    if settings["retention"] == "none":
+        return "never"
+    return str(find(settings["method"]).facts.removal)
+
+
+def _size(store: Store, digests: set[str]) -> int:
+    return sum(store.objects.size(d) for d in digests if store.objects.has(d))
+
+
+def log(store: Store) -> list[dict[str, Any]]:
+    return [event(e) for e in store.ledger.entries()]
+
+
+def find(store: Store, what: str) -> dict[str, Any]:
+    """The entry that `what` names: its number, the word base, or a version's digest or its first
+    characters (at least 4; the latest entry with that version)."""
+    entries = store.ledger.entries()
+    if what == "base":
+        return entries[0]
+    if what.isdigit() and len(what) <= 8:
+        if int(what) < len(entries):
+            return entries[int(what)]
+    elif len(what) >= 4:
+        hits = {e["version"] for e in entries if e["version"].startswith(what.lower())}
+        if len(hits) > 1:
+            raise RefusedInput(f"{what!r} names {len(hits)} versions; give more characters of the digest")
+        if hits:
+            return [e for e in entries if e["version"] in hits][-1]
+    raise RefusedInput(
+        f"{what!r} is no entry and no version of this line; give a number from 0 to {len(entries) - 1}, "
+        "the first characters of a digest, or base (see plait log)"
+    )
+
+
+def show(store: Store, what: str) -> dict[str, Any]:
+    entries = store.ledger.entries()
+    for row in entries[-1]["members"]:
+        if row["task"] == what:
+            history = [event(e) for e in entries if e["task"] == what]
+            return {"kind": "member", **_member(row), "known": row["known"], "history": history}
+    entry = find(store, what)
+    full = {key: value for key, value in entry.items() if key != "members"}
+    present = store.versions.has(entry["version"])
+    return {"kind": "entry", **full, "members": [_member(m) for m in entry["members"]], "on_disk": present}
+
+
+def descent(store: Store, what: str) -> dict[str, Any]:
+    """The version that a checkpoint was trained from, with every task whose influence it carries."""
+    entry = find(store, what)
+    tasks: set[str] = set()
+    for row in entry["members"]:
+        tasks.add(row["task"])
+        tasks.update((row["descends"] or {}).get("tasks", ()))
+    return {"version": entry["version"], "tasks": sorted(tasks)}
+
+
+def tensors(store: Store, entry: Mapping[str, Any]) -> dict[str, str]:
+    """Digest of every tensor of a version, as recorded when it was made."""
+    if not store.objects.has(entry["tensors"]):
+        raise RefusedInput(f"the tensor digests of entry {entry['sequence']} were collected; only newer ones remain")
+    rows: dict[str, str] = json.loads(store.objects.path(entry["tensors"]).read_text(encoding="utf-8"))
+    return rows
+
+
+def diff(store: Store, a: str, b: str) -> dict[str, Any]:
+    one, two = find(store, a), find(store, b)
+    left, right = tensors(store, one), tensors(store, two)
+    tasks = [{m["task"]: m for m in e["members"]} for e in (one, two)]
+    both = tasks[0].keys() & tasks[1].keys()
+    return {
+        "a": one["version"],
+        "b": two["version"],
+        "equal": one["version"] == two["version"],
+        "tensors": {
+            "differ": sorted(n for n in left.keys() & right.keys() if left[n] != right[n]),
+            "only_a": sorted(left.keys() - right.keys()),
+            "only_b": sorted(right.keys() - left.keys()),
+            "same": sum(left[n] == right[n] for n in left.keys() & right.keys()),
+        },
+        "members": {
+            "only_a": sorted(tasks[0].keys() - tasks[1].keys()),
+            "only_b": sorted(tasks[1].keys() - tasks[0].keys()),
+            "weight": sorted(t for t in both if tasks[0][t]["weight"] != tasks[1][t]["weight"]),
+            "checkpoint": sorted(t for t in both if tasks[0][t]["digest"] != tasks[1][t]["digest"]),
+        },
+    }
