@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from plait.errors import PlaitError
 from plait.store.files import discard, failing, is_temporary, tree_size
@@ -66,7 +66,7 @@ def verify(
     for digest in versions:
         problems += _version_damage(store, digest, version_digest)
         total += tree_size(store.versions.folder / digest)[0]
-    # The ledger comes last: what an entry needs is there before the entry, so a merge that runs now shows no holes.
+    # The ledger comes last: what an entry needs is there before the entry, so a running merge shows no holes.
     entries, wrong = store.ledger.scan()
     problems += wrong
     problems += _missing(store, entries, keep_versions)
@@ -83,11 +83,11 @@ def gc(
     dry_run: bool = False,
     grace_seconds: float = DAY,
 ) -> list[Removed]:
-    """Remove what nothing needs; returns what was removed, or with `dry_run` would be. The caller holds the lock.
+    """Remove what nothing needs; returns what was removed (`dry_run`: would be). The caller holds the lock.
 
-    Kept: what the last entry needs, the last `keep_versions` versions, the `objects` and `versions` named here, and
-    everything that was written less than `grace_seconds` ago. The ledger is never touched. Raises VerificationError,
-    before anything is removed, if the ledger is damaged; removes nothing if it is empty.
+    Kept: what the last entry needs, the last `keep_versions` versions, the `objects` and `versions` named
+    here, and everything that was written less than `grace_seconds` ago. The ledger is never touched. Raises
+    VerificationError, before anything is removed, if the ledger is damaged; removes nothing if it is empty.
     """
     entries = store.ledger.entries()
     if not entries:
@@ -175,8 +175,8 @@ def _missing(store: Store, entries: Sequence[Entry], keep_versions: int) -> Iter
         want: Needed = needed(entries, keep_versions)
     except PlaitError as error:
         return [str(error)]
-    lost: list[Any] = [
-        f"{store.objects.folder / d[:2] / d}: missing, the last ledger entry needs it; restore it from a backup"
+    lost = [
+        f"{store.objects.folder / d[:2] / d}: missing, the ledger needs it; restore it from a backup"
         for d in sorted(want.objects)
         if not store.objects.has(d)
     ]

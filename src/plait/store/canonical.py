@@ -48,7 +48,7 @@ def decode(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def seal(value: dict[str, Any]) -> bytes:
-    """The canonical bytes of `value` with "checksum", the sha256 of its canonical bytes without that field."""
+    """The canonical bytes with the field "checksum": the sha256 of its canonical bytes without that field."""
     return encode({**value, "checksum": hashlib.sha256(encode(value)).hexdigest()})
 
 

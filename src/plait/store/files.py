@@ -107,7 +107,7 @@ def sync_file(path: Path, mode: int | None = None) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Put the folder's names on the disk. File systems that cannot sync a folder say EINVAL, and are left alone."""
+    """Put the folder's names on the disk. File systems that cannot sync a folder say EINVAL: left alone."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -142,7 +142,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """A read handle of a regular file: no link, no pipe that would block. Raises OSError or VerificationError."""
+    """A read handle of a regular file: no link, no pipe that would block. OSError or VerificationError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -168,7 +168,7 @@ def hash_file(path: Path) -> str:
 
 
 def copy_file(source: Path, target: Path) -> str:
-    """Copy to a new file, 0444 and fsynced; returns the sha256 of the bytes written. OSErrors pass through."""
+    """Copy to a new file, 0444 and fsynced; returns the sha256 of the bytes. OSErrors pass through."""
     digest = hashlib.sha256()
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -189,7 +189,7 @@ def copy_file(source: Path, target: Path) -> str:
 
 
 def tree_size(path: Path) -> tuple[int, float]:
-    """Bytes and the newest modification time of a file or of everything in a folder. Gone files count nothing."""
+    """Bytes and newest modification time of a file, or of all that is in a folder. What is gone counts 0."""
     try:
         status = os.lstat(path)
         size, newest = status.st_size if stat.S_ISREG(status.st_mode) else 0, status.st_mtime
@@ -203,7 +203,7 @@ def tree_size(path: Path) -> tuple[int, float]:
 
 
 def discard(path: Path, scratch: Path) -> None:
-    """Remove a file or folder in one step: it first loses its name, so no half of it is ever found under it."""
+    """Remove a file or folder in one step: it loses its name first, so half of it is never found there."""
     if not path.is_dir() or path.is_symlink():
         os.unlink(path)
         return

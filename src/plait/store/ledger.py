@@ -1,6 +1,6 @@
-"""The ledger: numbered entries, each holding the sha256 of the one before. Creating the next entry is the commit.
+"""The ledger: numbered entries, each with the sha256 of the one before. Creating an entry is the commit.
 
-An entry is created under its number only if that number is free (link(2)), so of two writers exactly one wins.
+An entry gets its number only if that number is free (link(2)), so of two writers exactly one wins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ledger:
         self.folder = folder
 
     def entries(self) -> list[Entry]:
-        """All entries, oldest first. Raises VerificationError at the first thing that is wrong, naming the file."""
+        """All entries, oldest first. VerificationError at the first thing that is wrong, naming the file."""
         entries, problems = self.scan()
         if problems:
             raise VerificationError(problems[0])
@@ -83,8 +83,8 @@ class Ledger:
     def append(self, body: Entry) -> Entry:
         """Commit the next entry; returns it as it will be read back.
 
-        body: JSON values without the RESERVED fields. Guarantee: when this returns, the entry is on the disk; when
-        it raises, the ledger is as before. LockedError if another process wrote the entry of this number first.
+        body: JSON values without the RESERVED fields. Guarantee: when this returns, the entry is on the disk;
+        when it raises, the ledger is as before. LockedError if another process took the number first.
         """
         taken = [name for name in RESERVED if name in body]
         if taken:
@@ -124,7 +124,8 @@ class Ledger:
             if os.path.samefile(fresh, final):
                 return  # a network file system repeated a request that had been carried out
             raise LockedError(
-                f"{final}: another process wrote entry {int(final.stem)}; nothing was changed, run the command again"
+                f"{final}: another process wrote entry {int(final.stem)}; "
+                "nothing was changed, run the command again"
             ) from None
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):

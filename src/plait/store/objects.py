@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -48,9 +49,9 @@ class Objects:
     def put_file(self, path: Path) -> str:
         """Take a file in; returns its digest.
 
-        A file below the store's own folder is moved, any other is copied and stays. Guarantee: when this returns the
-        object is complete, read-only and on the disk; putting the same bytes again changes nothing.
-        Raises RefusedInput if `path` is no regular file, PlaitError if the disk fails (no object is then left).
+        A file below the store's own folder is moved, any other is copied and stays. Guarantee: when this
+        returns the object is complete, read-only and on the disk; the same bytes again change nothing. Raises
+        RefusedInput if `path` is no regular file, PlaitError if the disk fails (then no object is left).
         """
         path = Path(path)
         with failing("storing", path):
@@ -69,9 +70,7 @@ class Objects:
         return self.put_file(fresh)
 
     def get(self, digest: str) -> bytes:
-        """The bytes of the object, checked against its name: those bytes or VerificationError, never others."""
-        import hashlib
-
+        """The bytes of the object, checked against its name: those or VerificationError, never others."""
         path = self.path(digest)
         with failing("reading", path):
             data = read_file(path)
@@ -80,7 +79,7 @@ class Objects:
         return data
 
     def path(self, digest: str) -> Path:
-        """Where the object lies, for reading. VerificationError if it is missing; its bytes are not hashed here."""
+        """Where the object lies. VerificationError if it is missing; its bytes are not hashed here."""
         path = self._place(digest)
         try:
             status = os.lstat(path)
@@ -133,7 +132,7 @@ class Objects:
         return found, problems
 
     def damage(self, digest: str) -> str | None:
-        """One line if the object's bytes do not give its name, else None. FileNotFoundError passes through."""
+        """One line if the bytes do not give the name, else None. FileNotFoundError passes through."""
         path = self._place(digest)
         try:
             return None if hash_file(path) == digest else _damaged(path)
@@ -193,7 +192,7 @@ class Objects:
         return digest
 
     def _kept(self, target: Path, size: int) -> bool:
-        """Is the object there already? If so its size is compared, and it is certainly on the disk afterwards."""
+        """Is the object there already? If so its size is compared, and it is put on the disk for certain."""
         try:
             status = os.lstat(target)
         except FileNotFoundError:

@@ -30,10 +30,10 @@ class Needed(NamedTuple):
 
 
 def needed(entries: Sequence[Entry], keep_versions: int = 1) -> Needed:
-    """What must be there: the objects of the last entry, and the last `keep_versions` versions (at least its own).
+    """What must be there: objects of the last entry, and the last `keep_versions` versions (at least one).
 
-    Versions that a later entry lists as removed under "purged" do not count. Raises VerificationError if a field
-    that should hold a digest holds something else.
+    Versions that a later entry lists as removed under "purged" do not count. Raises VerificationError if a
+    field that should hold a digest holds something else.
     """
     if not entries:
         return Needed(set(), set())
@@ -51,7 +51,7 @@ def needed(entries: Sequence[Entry], keep_versions: int = 1) -> Needed:
 
 
 def mentioned(entry: Entry) -> set[str]:
-    """Every digest in the parts of an entry that describe the present. What `gc` keeps: rather too much than too little."""
+    """Every digest in the parts that describe the present: `gc` keeps rather too much than too little."""
     parts = [entry.get(name) for name in (*SEARCHED, *ONE, *MANY)]
     return {digest for part in parts for digest in _digests(part)}
 
@@ -59,7 +59,7 @@ def mentioned(entry: Entry) -> set[str]:
 def holding(entries: Sequence[Entry], task: str) -> Needed:
     """What holds `task` and may go when it is purged.
 
-    Objects: those of the member itself in any entry, and the state and snapshots that were made while it was in.
+    Objects: those of the member in any entry, and the state and snapshots that were made while it was in.
     Versions: those made while it was in. What the last entry needs is never among them.
     """
     objects: set[str] = set()

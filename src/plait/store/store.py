@@ -52,8 +52,8 @@ class Store:
     def create(cls, path: Path | str, settings: dict[str, Any]) -> Store:
         """Make a new store at `path`, which must not exist or be an empty folder.
 
-        settings: JSON values; they never change afterwards. Guarantee: the folder appears whole or not at all.
-        Raises RefusedInput if there is something at `path`; PlaitError if the disk fails or has no locks or links.
+        settings: JSON values; they never change. Guarantee: the folder appears whole or not at all. Raises
+        RefusedInput if there is something at `path`; PlaitError if the disk fails or has no locks or links.
         """
         place = Path(os.path.realpath(path))
         taken = [name for name in RESERVED if name in settings]
@@ -85,11 +85,11 @@ class Store:
         return cls(place, read_settings(place))
 
     def lock(self, verb: str) -> AbstractContextManager[None]:
-        """Hold the store for writing, `with store.lock("merge"):`. LockedError names the owner if there is one."""
+        """Hold the store for writing: `with store.lock("merge"):`. LockedError names the owner, if any."""
         return lock.hold(self.path / "lock", verb)
 
     def workspace(self, name: str) -> Path:
-        """The folder tmp/<name>, made if needed. The same name gives the same folder, so a command can resume."""
+        """The folder tmp/<name>, made if needed. The same name is the same folder: a command can resume."""
         if not _WORKSPACE.fullmatch(name):
             raise UsageError(
                 f"{name!r} cannot name a workspace: letters, digits, '.', '_' and '-', at most 128"
@@ -141,7 +141,7 @@ def read_settings(place: Path) -> dict[str, Any]:
 
 
 def _build(fresh: Path, settings: bytes) -> None:
-    """A complete empty store; tries a lock and a link, so that a disk without them is refused before any work."""
+    """A complete empty store; tries a lock and a link, so a disk without them is refused before any work."""
     os.mkdir(fresh)
     for name in FOLDERS:
         os.mkdir(fresh / name)
@@ -153,8 +153,8 @@ def _build(fresh: Path, settings: bytes) -> None:
             os.link(fresh / SETTINGS, probe)
         except OSError as error:
             raise PlaitError(
-                f"{fresh.parent}: this file system has no hard links ({error.strerror}), which the ledger needs; "
-                "keep the line on a local disk"
+                f"{fresh.parent}: this file system has no hard links ({error.strerror}), "
+                "which the ledger needs; keep the line on a local disk"
             ) from error
         os.unlink(probe)
     for name in FOLDERS:

@@ -1,7 +1,7 @@
 """Materialised models: one folder per root digest, published in one step and never changed.
 
-Beside each folder lies a list of its files with their sizes and, up to LIMIT bytes, their sha256: the root digest
-covers the tensors, the list covers the files beside them (configuration, tokenizer, index, card).
+Beside each folder lies a list of its files with their sizes and, up to LIMIT bytes, their sha256: the root
+digest covers the tensors, the list covers the files beside them (configuration, tokenizer, index, card).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Versions:
     def publish(self, folder: Path, digest: str) -> Path:
         """Move a finished folder to its place; returns that place.
 
-        digest: the root digest that the caller computed. A version that is there already is kept and `folder` removed.
-        Guarantee: the version appears whole or not at all, its files 0444 and on the disk.
+        digest: the root digest that the caller computed. A version that is there already is kept and `folder`
+        removed. Guarantee: the version appears whole or not at all, its files 0444 and on the disk.
         """
         folder, target = Path(folder), self._place(digest)
         with failing("publishing the version", target):
@@ -81,7 +81,7 @@ class Versions:
         return tree_size(self.path(digest))[0]
 
     def delete(self, digest: str) -> int:
-        """Remove the version, first its name and then its files; returns the bytes freed, 0 if it was not there."""
+        """Remove the version, its name first, then its files; returns the bytes freed, 0 if there was none."""
         path, size = self._place(digest), 0
         with failing("removing", path):
             if path.is_dir():
