@@ -1,0 +1,124 @@
+"""Ranges of floats, error-free sums, and rounding once. Source of the error-free steps: Shewchuk 1997,
+"Adaptive precision floating-point arithmetic", theorems 7 and 13."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plait.tensors import Tensor, torch
+
+ANY = 1 << 16
+"""The `low` of a tensor of zeros: zero is a multiple of everything."""
+
+_LAYOUT = {
+    # dtype -> (integer view, fraction bits, exponent bias, all exponent bits)
+    "torch.bfloat16": ("int16", "uint16", 7, 127, 0xFF),
+    "torch.float16": ("int16", "uint16", 10, 15, 0x1F),
+    "torch.float32": ("int32", "uint32", 23, 127, 0xFF),
+    "torch.float64": ("int64", "uint64", 52, 1023, 0x7FF),
+}
+
+
+class Scan(NamedTuple):
+    """What one look at the bit patterns of a float tensor tells. Every finite element is a multiple of
+    2^low and below 2^high in magnitude."""
+
+    low: int
+    high: int
+    negative_zero: bool
+    finite: bool
+
+    @property
+    def bound(self) -> float:
+        """2^high, a bound on every magnitude; 0.0 where all elements are zero."""
+        return 0.0 if self.low == ANY else power(self.high)
+
+
+def power(exponent: int) -> float:
+    """2^exponent as a float, infinite above the range and 0.0 below."""
+    if exponent > 1023:
+        return float("inf")
+    return 2.0**exponent if exponent >= -1074 else 0.0
+
+
+def scan(tensor: Tensor) -> Scan:
+    """Look at a float tensor (bf16, fp16, fp32 or fp64, any shape). Cost: five passes over small integers."""
+    layout = _LAYOUT.get(str(tensor.dtype))
+    if layout is None:
+        raise TypeError(
+            f"dtype {tensor.dtype} has no exact sums; convert it to bf16, fp16, fp32 or fp64 first"
+        )
+    signed, unsigned, fraction, bias, full = layout
+    if tensor.numel() == 0:
+        return Scan(ANY, -ANY, False, True)
+    raw = tensor.detach().contiguous().view(getattr(torch, signed)).numpy()
+    lowest = int(raw.min())
+    top = 1 << (8 * raw.itemsize - 1)
+    bits = raw.view(unsigned) & raw.view(unsigned).dtype.type(top - 1)
+    largest = int(bits.max())
+    negative_zero = lowest == -top
+    if largest == 0:
+        return Scan(ANY, -ANY, negative_zero, True)
+    bits -= bits.dtype.type(1)  # zero becomes the largest integer, so that the minimum skips it
+    smallest = int(bits.min()) + 1
+    low = max(smallest >> fraction, 1) - bias - fraction
+    high = max(largest >> fraction, 1) - bias + 1
+    return Scan(low, high, negative_zero, (largest >> fraction) < full)
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """s = fl64(a + b) and the error e, with s + e = a + b exactly unless s overflows."""
+    s = a + b
+    t = s - a
+    return s, (a - (s - t)) + (b - t)
+
+
+def normal(terms: Sequence[Tensor]) -> list[Tensor]:
+    """The same exact sum as terms of falling magnitude: the first is the correctly rounded sum, and each other
+    one is at most half a unit in the last place of the one before. `terms`: fp64, one shape."""
+    out = list(terms)
+    moved = True
+    while moved:
+        moved = False
+        for i in range(len(out) - 2, -1, -1):
+            s, e = two_sum(out[i], out[i + 1])
+            moved = moved or not torch.equal(s, out[i]) or not torch.equal(e, out[i + 1])
+            if not bool(torch.isfinite(s).all()):
+                return [s]
+            out[i], out[i + 1] = s, e
+    if len(out) > 2:
+        # A tie was decided without the terms behind it: they decide now.
+        doubled = out[1] * 2
+        other = out[0] + doubled
+        wrong = (other - out[0] == doubled) & (torch.sign(out[1]) * torch.sign(out[2]) > 0)
+        out[0] = torch.where(wrong, other, out[0])
+        out[1] = torch.where(wrong, -out[1], out[1])
+    while len(out) > 1 and not bool(out[-1].any()):
+        out.pop()
+    return out
+
+
+def odd(value: Tensor, rest: Tensor) -> Tensor:
+    """fp64 `value` with a sticky last bit: value + rest, where value is that sum rounded to nearest, rounded to
+    odd instead, so that rounding again to a shorter dtype rounds the exact sum once."""
+    bits = value.view(torch.int64)
+    inward = torch.sign(rest) * torch.sign(value) < 0
+    bits = torch.where(rest != 0, (bits - inward.long()) | 1, bits)
+    return bits.view(torch.float64)
+
+
+def round_once(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp64 to `dtype`, to nearest with ties to even, in one rounding (a cast by way of fp32 rounds twice)."""
+    if dtype in (torch.float64, torch.float32):
+        return v.to(dtype)
+    single = v.to(torch.float32)
+    rest = v - single
+    index = torch.nonzero(rest).view(-1)
+    if len(index):
+        index = index[torch.isfinite(single.view(-1)[index])]
+        near = single.view(-1)[index]
+        bits = near.view(torch.int32)
+        inward = (torch.sign(rest.view(-1)[index]) * torch.sign(near).double()) < 0
+        single.view(-1)[index] = ((bits - inward.int()) | 1).view(torch.float32)
+    return single.to(dtype)
