@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 from plait.line.build import Setting, build, operand, software, version_digest
 from plait.line.member import Member
-from plait.store import Store, audit
+from plait.store import Store
+from plait.store import verify as audit
 
 
 def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, Any]:
     """Hash every object, version and ledger entry again; with `replay`, also make the model anew."""
-    report = audit.verify(store, version_digest, keep_versions=store.settings["keep"])
+    report = audit.verify(store, version_digest)
     problems = list(report.problems)
     answer: str | None = None
     if replay and setting is not None and not problems:
@@ -22,7 +24,8 @@ def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, 
     return {
         "ok": not problems and (answer is None or answer == "equal"),
         "problems": problems,
-        "checked": report.counted,
+        "checked": {k: getattr(report, k) for k in ("entries", "objects", "versions", "bytes")},
+        "tip": report.tip,
         "replay": answer,
         "version": store.ledger.entries()[-1]["version"],
     }
@@ -69,9 +72,10 @@ def _made_with(store: Store, head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same_state(folder: Path, recorded: dict[str, str]) -> list[str]:
-    from plait.store.objects import hash_file
-
-    found = {file.name: hash_file(file) for file in sorted(folder.iterdir())}
+    found = {}
+    for file in sorted(folder.iterdir()):
+        with file.open("rb") as handle:
+            found[file.name] = file_digest(handle, "sha256").hexdigest()
     if found != recorded:
         return ["replay: the model is equal, but the state kept for the next merge is not; rebuild the line"]
     return []

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from plait.errors import PlaitError
 from plait.store.files import discard, failing, is_temporary, tree_size
 from plait.store.ledger import Entry
 from plait.store.objects import is_digest
-from plait.store.reach import Needed, mentioned, needed
+from plait.store.reach import kept, needed
 from plait.store.store import Store, read_settings
 
 DAY = 86400.0
+
+_KINDS = ("objects", "versions", "workspaces", "leftovers")
+
+__all__ = ["Collected", "Report", "gc", "kept", "needed", "verify"]
 
 
 class Report(NamedTuple):
     """What `verify` found: all problems, one line each, and what it looked at."""
 
     problems: list[str]
-    entries: int
-    objects: int
-    versions: int
-    bytes: int
+    counted: dict[str, int]  # "entries", "objects", "versions"
+    bytes: int  # of the objects and versions
     tip: str  # sha256 of the last ledger entry: note it elsewhere, and a rewritten history shows
 
     @property
@@ -33,11 +35,10 @@ class Report(NamedTuple):
         return not self.problems
 
 
-class Removed(NamedTuple):
-    """One thing that `gc` removed, or would remove."""
+class Collected(TypedDict):
+    """What `gc` removed, or would remove: names by kind, and their bytes."""
 
-    kind: str  # "object", "version", "workspace" or "leftover"
-    name: str
+    removed: dict[str, list[str]]  # "objects", "versions", "workspaces", "leftovers" (of killed commands)
     bytes: int
 
 
@@ -45,13 +46,12 @@ def verify(
     store: Store,
     version_digest: Callable[[Path], str],
     *,
-    keep_versions: int = 1,
     workers: int | None = None,
 ) -> Report:
     """Hash everything again and compare; nothing is changed, no lock is needed.
 
     version_digest: gives the root digest of a version's folder (the store knows no checkpoints).
-    keep_versions: how many of the last versions must be there.
+    The base and the current version must be there; earlier versions are checked if they are.
     """
     problems: list[str] = []
     try:
@@ -61,7 +61,7 @@ def verify(
     digests, strays = store.objects.scan()
     versions, more = store.versions.scan()
     problems += strays + more
-    sound, total, damage = _hash_objects(store, digests, workers)
+    total, damage = _hash_objects(store, digests, workers)
     problems += damage
     for digest in versions:
         problems += _version_damage(store, digest, version_digest)
@@ -69,9 +69,10 @@ def verify(
     # The ledger comes last: what an entry needs is there before the entry, so a running merge shows no holes.
     entries, wrong = store.ledger.scan()
     problems += wrong
-    problems += _missing(store, entries, keep_versions)
+    problems += _missing(store, entries)
     tip = store.ledger.tip() if not wrong else ""
-    return Report(problems, len(entries), sound, len(versions), total, tip)
+    counted = {"entries": len(entries), "objects": len(digests), "versions": len(versions)}
+    return Report(problems, counted, total, tip)
 
 
 def gc(
@@ -82,7 +83,7 @@ def gc(
     versions: Collection[str] = (),
     dry_run: bool = False,
     grace_seconds: float = DAY,
-) -> list[Removed]:
+) -> Collected:
     """Remove what nothing needs; returns what was removed (`dry_run`: would be). The caller holds the lock.
 
     Kept: what the last entry needs, the last `keep_versions` versions, the `objects` and `versions` named
@@ -90,33 +91,38 @@ def gc(
     VerificationError, before anything is removed, if the ledger is damaged; removes nothing if it is empty.
     """
     entries = store.ledger.entries()
+    result: Collected = {"removed": {kind: [] for kind in _KINDS}, "bytes": 0}
     if not entries:
-        return []
-    kept_objects = mentioned(entries[-1]) | set(objects)
-    kept_versions = needed(entries, keep_versions).versions | set(versions)
+        return result
+    keep = kept(entries, keep_versions)
+    found = {
+        "objects": [
+            store.objects.path(d) for d in store.objects.all() if d not in keep.objects | set(objects)
+        ],
+        "versions": [
+            store.versions.path(d) for d in store.versions.all() if d not in keep.versions | set(versions)
+        ],
+        "workspaces": [store.scratch / name for name in store.workspaces()],
+        "leftovers": _leftovers(store),
+    }
     limit = time.time() - grace_seconds
-    doomed: list[tuple[Removed, Path]] = []
-    for kind, paths in (
-        ("object", [store.objects.path(d) for d in store.objects.all() if d not in kept_objects]),
-        ("version", [store.versions.path(d) for d in store.versions.all() if d not in kept_versions]),
-        ("workspace", [store.scratch / name for name in store.workspaces()]),
-        ("leftover", _leftovers(store)),
-    ):
+    for kind, paths in found.items():
         for path in paths:
             size, newest = tree_size(path)
-            if newest <= limit:
-                doomed.append((Removed(kind, path.name, size), path))
-    if not dry_run:
-        for removed, path in doomed:
-            _remove(store, removed, path)
-    return [removed for removed, _ in doomed]
+            if newest > limit:
+                continue
+            if not dry_run:
+                _remove(store, kind, path)
+            result["removed"][kind].append(path.name)
+            result["bytes"] += size
+    return result
 
 
-def _remove(store: Store, removed: Removed, path: Path) -> None:
-    if removed.kind == "object":
-        store.objects.delete(removed.name)
-    elif removed.kind == "version":
-        store.versions.delete(removed.name)
+def _remove(store: Store, kind: str, path: Path) -> None:
+    if kind == "objects":
+        store.objects.delete(path.name)
+    elif kind == "versions":
+        store.versions.delete(path.name)
     else:
         with failing("removing", path):
             discard(path, store.scratch)
@@ -137,8 +143,8 @@ def _leftovers(store: Store) -> list[Path]:
     return sorted(found + [p for p in lists if not p.with_suffix("").is_dir()])
 
 
-def _hash_objects(store: Store, digests: Sequence[str], workers: int | None) -> tuple[int, int, list[str]]:
-    """How many objects, how many bytes, and one line for each that is damaged."""
+def _hash_objects(store: Store, digests: Sequence[str], workers: int | None) -> tuple[int, list[str]]:
+    """How many bytes, and one line for each that is damaged."""
     from concurrent.futures import (
         ThreadPoolExecutor,
     )  # late: it costs milliseconds that most commands do not need
@@ -153,7 +159,7 @@ def _hash_objects(store: Store, digests: Sequence[str], workers: int | None) -> 
 
     with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
         results = list(pool.map(check, digests))
-    return len(results), sum(size for size, _ in results), [line for _, line in results if line]
+    return sum(size for size, _ in results), [line for _, line in results if line]
 
 
 def _version_damage(store: Store, digest: str, version_digest: Callable[[Path], str]) -> list[str]:
@@ -170,9 +176,9 @@ def _version_damage(store: Store, digest: str, version_digest: Callable[[Path], 
     return problems if folder.is_dir() else []  # removed while we looked
 
 
-def _missing(store: Store, entries: Sequence[Entry], keep_versions: int) -> Iterable[str]:
+def _missing(store: Store, entries: Sequence[Entry]) -> list[str]:
     try:
-        want: Needed = needed(entries, keep_versions)
+        want = needed(entries)
     except PlaitError as error:
         return [str(error)]
     lost = [

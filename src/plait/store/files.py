@@ -50,9 +50,9 @@ def failing(doing: str, path: Path) -> Iterator[None]:
         raise storage_error(error, doing, path) from error
 
 
-def temporary(folder: Path) -> Path:
-    """A fresh name in `folder` that readers skip."""
-    return folder / f".{os.urandom(8).hex()}.tmp"
+def temporary(folder: Path, label: str = "") -> Path:
+    """A fresh name in `folder` that readers skip: .<label>.<random>.tmp"""
+    return folder / f".{label}{'.' if label else ''}{os.urandom(8).hex()}.tmp"
 
 
 def is_temporary(name: str) -> bool:

@@ -33,9 +33,9 @@ def is_digest(name: object) -> bool:
     return isinstance(name, str) and _DIGEST.fullmatch(name) is not None
 
 
-def checked(digest: str) -> str:
+def checked(digest: object) -> str:
     """The digest itself, or VerificationError if it is not one (so that it can name a file)."""
-    if not is_digest(digest):
+    if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
         raise VerificationError(f"{digest!r} is not a sha256 digest (64 lower-case hexadecimal digits)")
     return digest
 

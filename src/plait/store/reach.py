@@ -1,25 +1,25 @@
 """Which objects and versions the ledger needs, read from its entries.
 
-An entry names objects in the fields below, at its top level, in "members" and in "snapshots", at any depth:
+An entry names objects in these fields, at its top level and in each of its "members":
 
-    "object", "private", "calibration", "statistics"    a digest or null
-    "state", "objects"                                   a map of names to digests, or a list of digests
+    "object", "config", "tensors", "calibration", "statistics"    a digest or null
+    "state", "snapshots", "objects"    maps or lists, at any depth, of digests; null for none
 
-A map or list under one of the first four is searched for these fields again. "version" is a root digest.
+and its model in "version", a root digest. The first entry describes the base, which is always needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from plait.errors import PlaitError
+from plait.errors import VerificationError
 from plait.store.ledger import Entry
 from plait.store.objects import checked, is_digest
 
-ONE = ("object", "private", "calibration", "statistics")
-MANY = ("state", "objects")
-SEARCHED = ("members", "snapshots")
+ONE = ("object", "config", "tensors", "calibration", "statistics")
+MANY = ("state", "snapshots", "objects")
+MEMBERS = "members"
 
 
 class Needed(NamedTuple):
@@ -30,104 +30,77 @@ class Needed(NamedTuple):
 
 
 def needed(entries: Sequence[Entry], keep_versions: int = 1) -> Needed:
-    """What must be there: objects of the last entry, and the last `keep_versions` versions (at least one).
+    """What the line lives on, plus its last `keep_versions` versions.
 
-    Versions that a later entry lists as removed under "purged" do not count. Raises VerificationError if a
-    field that should hold a digest holds something else.
+    Objects and versions of the first entry (the base) and of the last one; then, walking back, the versions
+    of earlier entries until `keep_versions` different ones are found. Raises VerificationError if a field
+    that should hold a digest holds something else.
     """
     if not entries:
         return Needed(set(), set())
-    objects = set(_objects(entries[-1]))
-    purged: set[str] = set()
-    versions: list[str] = []
-    for entry in reversed(entries):
-        version = entry.get("version")
-        if version is not None and version not in versions and (version not in purged or not versions):
-            versions.append(checked(version))
-        purged |= _purged(entry)
-        if len(versions) >= max(1, keep_versions):
-            break
-    return Needed(objects, set(versions))
+    ends = (entries[0], entries[-1])
+    objects = {digest for entry in ends for digest in _objects(entry)}
+    return Needed(objects, set(_versions(ends)) | set(_latest(entries, keep_versions)))
 
 
-def mentioned(entry: Entry) -> set[str]:
-    """Every digest in the parts that describe the present: `gc` keeps rather too much than too little."""
-    parts = [entry.get(name) for name in (*SEARCHED, *ONE, *MANY)]
-    return {digest for part in parts for digest in _digests(part)}
+def kept(entries: Sequence[Entry], keep_versions: int = 1) -> Needed:
+    """What `gc` must not remove: rather too much than too little.
 
-
-def holding(entries: Sequence[Entry], task: str) -> Needed:
-    """What holds `task` and may go when it is purged.
-
-    Objects: those of the member in any entry, and the state and snapshots that were made while it was in.
-    Versions: those made while it was in. What the last entry needs is never among them.
+    All that is needed, every other digest in those parts of the first and last entry that describe the
+    present, and the tensor digests of the last `keep_versions` versions.
     """
-    objects: set[str] = set()
-    versions: set[str] = set()
-    for entry in entries:
-        mine = [m for m in _records(entry.get("members")) if m.get("task") == task]
-        for member in mine:
-            objects |= set(_objects(member))
-        for snapshot in _records(entry.get("snapshots")):
-            if _names(snapshot, task, inside=bool(mine)):
-                objects |= set(_objects(snapshot))
-        if mine:
-            objects |= set(_objects({name: entry.get(name) for name in (*ONE, *MANY)}))
-            if entry.get("version") is not None:
-                versions.add(checked(entry["version"]))
-    if entries:
-        present = needed(entries)
-        objects -= present.objects
-        versions -= present.versions
+    if not entries:
+        return Needed(set(), set())
+    objects, versions = needed(entries, keep_versions)
+    for entry in (entries[0], entries[-1]):
+        objects |= {d for name in (MEMBERS, *ONE, *MANY) for d in _digests(entry.get(name))}
+    objects |= {
+        d for entry in entries if entry.get("version") in versions for d in _digests(entry.get("tensors"))
+    }
     return Needed(objects, versions)
 
 
-def _names(snapshot: dict[str, Any], task: str, inside: bool) -> bool:
-    """Does the snapshot hold the task? One that does not list its members holds all of its entry's."""
-    for field in ("tasks", "members"):
-        if isinstance(snapshot.get(field), list):
-            return any(m == task or (isinstance(m, dict) and m.get("task") == task) for m in snapshot[field])
-    return inside
+def _latest(entries: Sequence[Entry], count: int) -> list[str]:
+    found: list[str] = []
+    for version in _versions(reversed(entries)):
+        if len(found) >= max(1, count):
+            break
+        if version not in found:
+            found.append(version)
+    return found
 
 
-def _objects(value: object) -> Iterator[str]:
-    """The digests in the fields named above; SEARCHED parts and every container below them are searched."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _objects(item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if name in ONE and isinstance(item, str):
-                yield checked(item)
-            elif name in MANY and isinstance(item, dict | list):
-                for digest in item.values() if isinstance(item, dict) else item:
-                    yield checked(digest)
-            elif name in (*ONE, *SEARCHED):
-                yield from _objects(item)
+def _versions(entries: Sequence[Entry] | Iterator[Entry]) -> Iterator[str]:
+    for entry in entries:
+        if entry.get("version") is not None:
+            yield checked(entry["version"])
+
+
+def _objects(entry: Entry) -> Iterator[str]:
+    members = entry.get(MEMBERS) or []
+    if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
+        raise VerificationError(
+            f"entry {entry.get('sequence')}: its members are no list of records; upgrade plait"
+        )
+    for record in (entry, *members):
+        for name in ONE:
+            if record.get(name) is not None:
+                yield checked(record[name])
+        for name in MANY:
+            for digest in _leaves(record.get(name)):
+                yield checked(digest)
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Everything in nested maps and lists that is neither; null is nothing."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    elif value is not None:
+        yield value
 
 
 def _digests(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        if is_digest(value):
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _digests(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _digests(item)
-
-
-def _purged(entry: Entry) -> set[str]:
-    purged = entry.get("purged")
-    return set(_digests(purged.get("versions"))) if isinstance(purged, dict) else set()
-
-
-def _records(value: object) -> Iterator[dict[str, Any]]:
-    if value is None:
-        return
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise PlaitError(
-            f"a ledger entry holds {type(value).__name__}, expected a list of objects; upgrade plait"
-        )
-    yield from value
+    for leaf in _leaves(value):
+        if isinstance(leaf, str) and is_digest(leaf):
+            yield leaf

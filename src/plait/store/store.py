@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,21 @@ class Store:
 
     @classmethod
     def create(cls, path: Path | str, settings: dict[str, Any]) -> Store:
-        """Make a new store at `path`, which must not exist or be an empty folder.
+        """Make a new, empty store at `path`; see `creating`."""
+        with cls.creating(path, settings):
+            pass
+        return cls.open(path)
 
-        settings: JSON values; they never change. Guarantee: the folder appears whole or not at all. Raises
-        RefusedInput if there is something at `path`; PlaitError if the disk fails or has no locks or links.
+    @classmethod
+    @contextmanager
+    def creating(cls, path: Path | str, settings: dict[str, Any]) -> Iterator[Store]:
+        """Make a new store and fill it before it appears: `with Store.creating(path, settings) as store:`.
+
+        path: must not exist, or be an empty folder. settings: JSON values; they never change. The store of
+        the block lies, locked, in a temporary folder beside `path`. The folder gets its name when the block
+        ends, and is removed if the block fails: the line appears whole or not at all. What a killed process
+        left there is removed by the next attempt. Raises RefusedInput if there is something at `path`;
+        PlaitError if the disk fails or has no locks or links.
         """
         place = Path(os.path.realpath(path))
         taken = [name for name in RESERVED if name in settings]
@@ -61,22 +73,21 @@ class Store:
             raise UsageError(f"{taken[0]!r} is not a setting; plait writes this field itself")
         data = seal({**settings, "format": FORMAT})
         _refuse_existing(place)
-        with failing("creating the line", place):
-            os.makedirs(place.parent, exist_ok=True)
-            fresh = temporary(place.parent)
-            try:
+        fresh = temporary(place.parent, place.name)
+        try:
+            with failing("creating the line", place):
+                os.makedirs(place.parent, exist_ok=True)
+                _sweep(place)
                 _build(fresh, data)
-                os.rename(fresh, place)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    _refuse_existing(place)
-                raise
-            finally:
-                if fresh.exists():
-                    with suppress(OSError):
-                        discard(fresh, fresh.parent)
-            sync_folder(place.parent)
-        return cls.open(place)
+            with lock.hold(fresh / "lock", "init"):
+                _probe(fresh)
+                yield cls(fresh, read_settings(fresh))
+                with failing("creating the line", place):
+                    _appear(fresh, place)
+        finally:
+            if fresh.exists():
+                with suppress(OSError):
+                    discard(fresh, fresh.parent)
 
     @classmethod
     def open(cls, path: Path | str) -> Store:
@@ -141,25 +152,47 @@ def read_settings(place: Path) -> dict[str, Any]:
 
 
 def _build(fresh: Path, settings: bytes) -> None:
-    """A complete empty store; tries a lock and a link, so a disk without them is refused before any work."""
+    """A complete empty store."""
     os.mkdir(fresh)
     for name in FOLDERS:
         os.mkdir(fresh / name)
     write_new(fresh / SETTINGS, settings)
     write_new(fresh / "lock", b"", 0o644)
-    with lock.hold(fresh / "lock", "init"):
-        probe = fresh / "tmp" / "probe"
-        try:
-            os.link(fresh / SETTINGS, probe)
-        except OSError as error:
-            raise PlaitError(
-                f"{fresh.parent}: this file system has no hard links ({error.strerror}), "
-                "which the ledger needs; keep the line on a local disk"
-            ) from error
+
+
+def _probe(fresh: Path) -> None:
+    """Refuse a file system without hard links before any work is done."""
+    probe = fresh / "tmp" / "probe"
+    try:
+        os.link(fresh / SETTINGS, probe)
         os.unlink(probe)
+    except OSError as error:
+        raise PlaitError(
+            f"{fresh.parent}: this file system has no hard links ({error.strerror}), "
+            "which the ledger needs; keep the line on a local disk"
+        ) from error
+
+
+def _sweep(place: Path) -> None:
+    """Remove what an earlier attempt at this very place left behind when it was killed."""
+    for name in os.listdir(place.parent):
+        left = place.parent / name
+        if left.is_dir() and re.fullmatch(rf"\.{re.escape(place.name)}\.[0-9a-f]{{16}}\.tmp", name):
+            with suppress(PlaitError, OSError), lock.hold(left / "lock", "init"):
+                discard(left, place.parent)
+
+
+def _appear(fresh: Path, place: Path) -> None:
     for name in FOLDERS:
         sync_folder(fresh / name)
     sync_folder(fresh)
+    try:
+        os.rename(fresh, place)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            _refuse_existing(place)
+        raise
+    sync_folder(place.parent)
 
 
 def _refuse_existing(place: Path) -> None:

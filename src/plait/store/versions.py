@@ -81,7 +81,7 @@ class Versions:
         return tree_size(self.path(digest))[0]
 
     def delete(self, digest: str) -> int:
-        """Remove the version, its name first, then its files; returns the bytes freed, 0 if there was none."""
+        """Remove the version, its name first, then its files; returns the bytes freed, 0 if none."""
         path, size = self._place(digest), 0
         with failing("removing", path):
             if path.is_dir():
