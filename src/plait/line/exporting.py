@@ -13,6 +13,7 @@ from plait.checkpoint.card import card
 from plait.checkpoint.format import fsync_folder
 from plait.errors import RefusedInput
 from plait.line import views
+from plait.line.removal import carried
 from plait.store import Store
 
 
@@ -52,10 +53,9 @@ def export(store: Store, out: Path, *, version: str | None, task: str | None, fo
         raise
     with store.lock("export"):
         now = store.ledger.entries()[-1]
-        keys = ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots")
         written = store.ledger.append(
             {
-                **{key: now[key] for key in keys},
+                **carried(now),
                 "verb": "export",
                 "task": task,
                 "receipt": {"out": str(out), "version": digest, "tasks": [m["task"] for m in entry["members"]]},
@@ -116,7 +116,7 @@ def _add_private(store: Store, entry: dict[str, Any], task: str, folder: Path) -
     if row["object"] is None or not store.objects.has(row["object"]):
         raise RefusedInput(f"the private tensors of {task} are not kept by this line (retention vectors keeps them)")
     append_shard(folder, private_refs(store.objects.path(row["object"])))
-    if row["config"]:
-        config = json.loads(store.objects.path(row["config"]).read_text(encoding="utf-8"))
+    if row["objects"]:
+        config = json.loads(store.objects.path(row["objects"]["config.json"]).read_text(encoding="utf-8"))
         config.pop("auto_map", None)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

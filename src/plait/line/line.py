@@ -386,10 +386,10 @@ class Line:
         """Store a member's tensors where the line's retention says so."""
         if self.store.settings["retention"] != "vectors":
             return member
-        config = None
+        extra = {}
         if arrival.config is not None:
-            config = self.store.objects.put_file(write_json(work / "config.json", arrival.config))
-        return replace(member, object=self.store.objects.put_file(arrival.file), config=config)
+            extra["config.json"] = self.store.objects.put_file(write_json(work / "config.json", arrival.config))
+        return replace(member, object=self.store.objects.put_file(arrival.file), objects=extra)
 
     def _at_hand(
         self, setting: Setting, member: Member, checkpoint: str | Path | None, work: Path
@@ -423,8 +423,8 @@ class Line:
 
     def _refold(self, setting: Setting, after: list[Member], index: int, work: Path) -> Built:
         """Fold again from the last state that does not know what changed at `index`."""
-        kept = {int(k): v for k, v in (self._head().get("snapshots") or {}).items()}
-        start = max((k for k in kept if k <= index), default=0)
+        kept = {row["count"]: row["state"] for row in self._head()["snapshots"]}
+        start = max((count for count in kept if count <= index), default=0)
         enter = [operand(setting, m) for m in after[start:]]
         built = build(setting, after, work, enter=enter, state=kept.get(start))
         return built
@@ -445,12 +445,7 @@ class Line:
         store, head = self.store, self._head()
         if built.folder is not None:
             store.versions.publish(built.folder, built.digest)
-        snapshots = {
-            k: v for k, v in (head.get("snapshots") or {}).items() if self._prefix_kept(head, built, int(k))
-        }
         state = _put_state(store, built.state) if built.state else None
-        for count, folder in built.snapshots.items():
-            snapshots[str(count)] = state if folder == built.state else _put_state(store, folder)
         entry = store.ledger.append(
             {
                 "verb": verb,
@@ -460,9 +455,11 @@ class Line:
                 "seed": store.settings["seed"],
                 "members": [m.plain() for m in built.members],
                 "version": built.digest,
-                "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors)),
+                "objects": {
+                    "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors))
+                },
                 "state": state,
-                "snapshots": snapshots,
+                "snapshots": self._snapshots(head, built, state),
                 "accounting": accounting,
                 "counts": built.counts,
                 "notes": list(notes),
@@ -474,11 +471,21 @@ class Line:
         removal.retire(store)
         return {**views.event(entry), "path": str(self.model)}
 
-    def _prefix_kept(self, head: dict[str, Any], built: Built, count: int) -> bool:
-        """A snapshot stays true while the members it was folded from stay the same."""
-        before = [(m["digest"], m["weight"]) for m in head["members"][:count]]
-        now = [(m.digest, m.weight) for m in built.members[:count]]
-        return len(now) == count and before == now
+    def _snapshots(
+        self, head: dict[str, Any], built: Built, state: StateObjects | None
+    ) -> list[dict[str, Any]]:
+        """States of prefixes of the member list: those that stay true, and those that were just made."""
+        rows = {row["count"]: row for row in head["snapshots"] if _same_prefix(head, built, row["count"])}
+        for count, folder in built.snapshots.items():
+            kept = state if folder == built.state else _put_state(self.store, folder)
+            tasks = [m.task for m in built.members[:count]]
+            rows[count] = {"count": count, "state": kept, "tasks": tasks}
+        return [rows[count] for count in sorted(rows)]
+
+
+def _same_prefix(head: dict[str, Any], built: Built, count: int) -> bool:
+    before = [(m["digest"], m["weight"]) for m in head["members"][:count]]
+    return before == [(m.digest, m.weight) for m in built.members[:count]] and len(before) == count
 
 
 def _put_state(store: Store, folder: Path) -> StateObjects:

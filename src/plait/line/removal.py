@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.errors import RefusedInput
 from plait.line.member import Member
 from plait.line.views import event
-from plait.store import Store, audit
+from plait.store import Store, gc, holding, needed
 
 
 def receipt(gone: Member, after: Sequence[Member], how: str, digest: str) -> dict[str, Any]:
@@ -42,66 +42,70 @@ def purge(store: Store, task: str) -> dict[str, Any]:
     head = entries[-1]
     if any(m["task"] == task for m in head["members"]):
         raise RefusedInput(f"task {task} is still a member; unmerge it first, then purge")
-    held = [e for e in entries if any(m["task"] == task for m in e["members"])]
-    if not held:
+    if not any(m["task"] == task for e in entries for m in e["members"]):
         raise RefusedInput(f"task {task!r} was never a member of this line; nothing to purge (see plait log)")
-    needed = _needed_objects(head)
-    objects: set[str] = set()
-    for entry in held:
-        objects |= {d for m in entry["members"] if m["task"] == task for d in (m["object"], m["config"]) if d}
-        objects |= set((entry["state"] or {}).values())
-        for state in (entry["snapshots"] or {}).values():
-            objects |= set(state.values())
+    held = holding(entries, task)
+    base = store.settings["base"]["digest"]
     clean = {e["version"] for e in entries if not any(m["task"] == task for m in e["members"])}
-    versions = {e["version"] for e in held} - clean
-    freed = 0
-    removed: dict[str, list[str]] = {"objects": [], "versions": []}
+    versions = sorted(v for v in held.versions - clean - {base} if store.versions.has(v))
+    objects = sorted(d for d in held.objects if store.objects.has(d))
     exports = [
         {"sequence": e["sequence"], "time": e["time"], "version": e["version"], "out": e["receipt"]["out"]}
         for e in entries
-        if e["verb"] == "export" and e["receipt"]["version"] in versions
+        if e["verb"] == "export" and task in e["receipt"]["tasks"]
     ]
-    entry = {
-        key: head[key]
-        for key in ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots")
-    }
-    plan = {
-        "objects": sorted(d for d in objects - needed if store.objects.has(d)),
-        "versions": sorted(v for v in versions if store.versions.has(v)),
-    }
-    for digest in plan["versions"]:
-        freed += store.versions.size(digest)
+    freed = sum(map(store.versions.size, versions)) + sum(map(store.objects.size, objects))
+    for digest in versions:
         store.versions.delete(digest)
-        removed["versions"].append(digest)
-    for digest in plan["objects"]:
-        freed += store.objects.size(digest)
+    for digest in objects:
         store.objects.delete(digest)
-        removed["objects"].append(digest)
     store.clear_workspaces()
-    written = store.ledger.append(
-        {
-            **entry,
-            "verb": "purge",
-            "task": task,
-            "receipt": {**removed, "bytes": freed, "exports": exports},
-        }
+    receipt = {"purged": task, "objects": objects, "versions": versions, "bytes": freed, "exports": exports}
+    return event(
+        store.ledger.append(
+            {
+                **carried(head),
+                "verb": "purge",
+                "task": task,
+                "receipt": receipt,
+                "purged": {"versions": sorted(held.versions - clean - {base}), "objects": objects},
+            }
+        )
     )
-    return event(written)
 
 
-def _needed_objects(head: dict[str, Any]) -> set[str]:
-    """Objects without which the current version could not be kept, changed or proven."""
-    return set(audit.needed([head], keep_versions=1)[0])
+def carried(head: Mapping[str, Any]) -> dict[str, Any]:
+    """What an event that changes no model takes over from the entry before."""
+    keys = ("method", "options", "seed", "members", "version", "objects", "state", "snapshots")
+    return {key: head[key] for key in keys}
+
+
+def _kept(store: Store) -> tuple[set[str], set[str]]:
+    """Objects and versions that stay beside what the ledger needs: the base, and the tensor digests of the
+    versions that are kept, which `diff` reads."""
+    entries = store.ledger.entries()
+    versions = needed(entries, store.settings["keep"]).versions | {store.settings["base"]["digest"]}
+    objects = {d for e in entries if e["version"] in versions for d in e["objects"].values()}
+    return objects, versions
 
 
 def retire(store: Store) -> None:
     """After a commit: drop the versions and states beyond what the line keeps, and its workspaces."""
-    store.clear_workspaces()
-    audit.gc(store, keep_versions=store.settings["keep"], dry_run=False, grace_seconds=0.0)
+    collect(store, dry_run=False, grace_seconds=0.0)
 
 
 def collect(store: Store, *, dry_run: bool, grace_seconds: float) -> dict[str, Any]:
-    removed = audit.gc(
-        store, keep_versions=store.settings["keep"], dry_run=dry_run, grace_seconds=grace_seconds
+    objects, versions = _kept(store)
+    removed = gc(
+        store,
+        keep_versions=store.settings["keep"],
+        objects=objects,
+        versions=versions,
+        dry_run=dry_run,
+        grace_seconds=grace_seconds,
     )
-    return {"dry_run": dry_run, **removed}
+    return {
+        "dry_run": dry_run,
+        "removed": [row._asdict() for row in removed],
+        "bytes": sum(row.bytes for row in removed),
+    }
