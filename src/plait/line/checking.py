@@ -14,7 +14,7 @@ from plait.store import verify as audit
 
 def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, Any]:
     """Hash every object, version and ledger entry again; with `replay`, also make the model anew."""
-    report = audit.verify(store, version_digest)
+    report = audit(store, version_digest)
     problems = list(report.problems)
     answer: str | None = None
     if replay and setting is not None and not problems:
@@ -24,7 +24,7 @@ def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, 
     return {
         "ok": not problems and (answer is None or answer == "equal"),
         "problems": problems,
-        "checked": {k: getattr(report, k) for k in ("entries", "objects", "versions", "bytes")},
+        "checked": {**report.counted, "bytes": report.bytes},
         "tip": report.tip,
         "replay": answer,
         "version": store.ledger.entries()[-1]["version"],

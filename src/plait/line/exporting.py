@@ -116,7 +116,7 @@ def _add_private(store: Store, entry: dict[str, Any], task: str, folder: Path) -
     if row["object"] is None or not store.objects.has(row["object"]):
         raise RefusedInput(f"the private tensors of {task} are not kept by this line (retention vectors keeps them)")
     append_shard(folder, private_refs(store.objects.path(row["object"])))
-    if row["objects"]:
-        config = json.loads(store.objects.path(row["objects"]["config.json"]).read_text(encoding="utf-8"))
+    if row["config"]:
+        config = json.loads(store.objects.path(row["config"]).read_text(encoding="utf-8"))
         config.pop("auto_map", None)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

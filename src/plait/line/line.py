@@ -386,10 +386,10 @@ class Line:
         """Store a member's tensors where the line's retention says so."""
         if self.store.settings["retention"] != "vectors":
             return member
-        extra = {}
+        config = None
         if arrival.config is not None:
-            extra["config.json"] = self.store.objects.put_file(write_json(work / "config.json", arrival.config))
-        return replace(member, object=self.store.objects.put_file(arrival.file), objects=extra)
+            config = self.store.objects.put_file(write_json(work / "config.json", arrival.config))
+        return replace(member, object=self.store.objects.put_file(arrival.file), config=config)
 
     def _at_hand(
         self, setting: Setting, member: Member, checkpoint: str | Path | None, work: Path
@@ -423,7 +423,7 @@ class Line:
 
     def _refold(self, setting: Setting, after: list[Member], index: int, work: Path) -> Built:
         """Fold again from the last state that does not know what changed at `index`."""
-        kept = {row["count"]: row["state"] for row in self._head()["snapshots"]}
+        kept = {int(count): state for count, state in self._head()["snapshots"].items()}
         start = max((count for count in kept if count <= index), default=0)
         enter = [operand(setting, m) for m in after[start:]]
         built = build(setting, after, work, enter=enter, state=kept.get(start))
@@ -455,9 +455,7 @@ class Line:
                 "seed": store.settings["seed"],
                 "members": [m.plain() for m in built.members],
                 "version": built.digest,
-                "objects": {
-                    "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors))
-                },
+                "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors)),
                 "state": state,
                 "snapshots": self._snapshots(head, built, state),
                 "accounting": accounting,
@@ -473,14 +471,12 @@ class Line:
 
     def _snapshots(
         self, head: dict[str, Any], built: Built, state: StateObjects | None
-    ) -> list[dict[str, Any]]:
+    ) -> dict[str, StateObjects]:
         """States of prefixes of the member list: those that stay true, and those that were just made."""
-        rows = {row["count"]: row for row in head["snapshots"] if _same_prefix(head, built, row["count"])}
+        rows = {c: kept for c, kept in head["snapshots"].items() if _same_prefix(head, built, int(c))}
         for count, folder in built.snapshots.items():
-            kept = state if folder == built.state else _put_state(self.store, folder)
-            tasks = [m.task for m in built.members[:count]]
-            rows[count] = {"count": count, "state": kept, "tasks": tasks}
-        return [rows[count] for count in sorted(rows)]
+            rows[str(count)] = state if state and folder == built.state else _put_state(self.store, folder)
+        return rows
 
 
 def _same_prefix(head: dict[str, Any], built: Built, count: int) -> bool:

@@ -29,7 +29,7 @@ class Member:
     digest: str  # root digest of the checkpoint as it was handed in
     source: str  # last part of the path it came from
     object: str | None = None  # its changed tensors in the store; None where the line keeps no members
-    objects: dict[str, str] = field(default_factory=dict)  # other files of it in the store: its config.json
+    config: str | None = None  # its config.json in the store, kept where it has private tensors
     private: tuple[str, ...] = ()
     known: dict[str, Any] = field(default_factory=dict)  # what the method's `prepare` returned
     descends: dict[str, Any] | None = None  # {"version": digest, "tasks": [...]}: what it was trained from

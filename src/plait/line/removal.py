@@ -8,7 +8,7 @@ from typing import Any
 from plait.errors import RefusedInput
 from plait.line.member import Member
 from plait.line.views import event
-from plait.store import Store, gc, holding, needed
+from plait.store import Store, gc, needed
 
 
 def receipt(gone: Member, after: Sequence[Member], how: str, digest: str) -> dict[str, Any]:
@@ -44,11 +44,7 @@ def purge(store: Store, task: str) -> dict[str, Any]:
         raise RefusedInput(f"task {task} is still a member; unmerge it first, then purge")
     if not any(m["task"] == task for e in entries for m in e["members"]):
         raise RefusedInput(f"task {task!r} was never a member of this line; nothing to purge (see plait log)")
-    held = holding(entries, task)
-    base = store.settings["base"]["digest"]
-    clean = {e["version"] for e in entries if not any(m["task"] == task for m in e["members"])}
-    versions = sorted(v for v in held.versions - clean - {base} if store.versions.has(v))
-    objects = sorted(d for d in held.objects if store.objects.has(d))
+    versions, objects = _holding(store, entries, task)
     exports = [
         {"sequence": e["sequence"], "time": e["time"], "version": e["version"], "out": e["receipt"]["out"]}
         for e in entries
@@ -68,25 +64,35 @@ def purge(store: Store, task: str) -> dict[str, Any]:
                 "verb": "purge",
                 "task": task,
                 "receipt": receipt,
-                "purged": {"versions": sorted(held.versions - clean - {base}), "objects": objects},
             }
         )
     )
 
 
+def _holding(store: Store, entries: Sequence[Mapping[str, Any]], task: str) -> tuple[list[str], list[str]]:
+    """Versions and objects on disk that exist because of `task` and that the line can live without."""
+    inside = [e for e in entries if any(m["task"] == task for m in e["members"])]
+    clean = {e["version"] for e in entries if e not in inside}
+    live = needed(entries).objects
+    objects: set[str] = set()
+    for entry in inside:
+        mine = [m for m in entry["members"] if m["task"] == task]
+        objects |= {d for m in mine for d in (m["object"], m["config"]) if d}
+        for state in (entry["state"] or {}, *entry["snapshots"].values()):
+            objects |= set(state.values())
+        if entry["version"] not in clean:
+            objects.add(entry["tensors"])
+    versions = {e["version"] for e in inside} - clean
+    return (
+        sorted(v for v in versions if store.versions.has(v)),
+        sorted(d for d in objects - live if store.objects.has(d)),
+    )
+
+
 def carried(head: Mapping[str, Any]) -> dict[str, Any]:
     """What an event that changes no model takes over from the entry before."""
-    keys = ("method", "options", "seed", "members", "version", "objects", "state", "snapshots")
+    keys = ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots")
     return {key: head[key] for key in keys}
-
-
-def _kept(store: Store) -> tuple[set[str], set[str]]:
-    """Objects and versions that stay beside what the ledger needs: the base, and the tensor digests of the
-    versions that are kept, which `diff` reads."""
-    entries = store.ledger.entries()
-    versions = needed(entries, store.settings["keep"]).versions | {store.settings["base"]["digest"]}
-    objects = {d for e in entries if e["version"] in versions for d in e["objects"].values()}
-    return objects, versions
 
 
 def retire(store: Store) -> None:
@@ -95,17 +101,7 @@ def retire(store: Store) -> None:
 
 
 def collect(store: Store, *, dry_run: bool, grace_seconds: float) -> dict[str, Any]:
-    objects, versions = _kept(store)
-    removed = gc(
-        store,
-        keep_versions=store.settings["keep"],
-        objects=objects,
-        versions=versions,
-        dry_run=dry_run,
-        grace_seconds=grace_seconds,
+    found = gc(
+        store, keep_versions=store.settings["keep"], dry_run=dry_run, grace_seconds=grace_seconds
     )
-    return {
-        "dry_run": dry_run,
-        "removed": [row._asdict() for row in removed],
-        "bytes": sum(row.bytes for row in removed),
-    }
+    return {"dry_run": dry_run, **found}

@@ -112,7 +112,7 @@ def descent(store: Store, what: str) -> dict[str, Any]:
 
 def tensors(store: Store, entry: Mapping[str, Any]) -> dict[str, str]:
     """Digest of every tensor of a version, as recorded when it was made."""
-    digest = entry["objects"]["tensors"]
+    digest = entry["tensors"]
     if not store.objects.has(digest):
         raise RefusedInput(f"the tensor digests of entry {entry['sequence']} were collected; only newer ones remain")
     rows: dict[str, str] = json.loads(store.objects.path(digest).read_text(encoding="utf-8"))
