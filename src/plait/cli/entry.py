@@ -1,0 +1,143 @@
+"""From words to an exit code: find the verb, run it, print its answer or its error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from plait.cli import care, export, init, look, members, methods, once
+from plait.cli.output import Answer, error_json, one_line, to_json
+from plait.cli.parser import Parser, Verb, build, nearest
+from plait.errors import PlaitError, UsageError
+
+VERBS: tuple[Verb, ...] = (
+    *init.VERBS,
+    *members.VERBS,
+    *look.VERBS,
+    *export.VERBS,
+    *care.VERBS,
+    *methods.VERBS,
+    *once.VERBS,
+)
+NAMES = [verb.name for verb in VERBS]
+GLOBAL = ("--json", "--quiet", "--yes", "--debug")
+
+BROKEN_PIPE = 141  # as if the signal SIGPIPE had ended the command
+INTERRUPTED = 130
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command `argv` and return its exit code. Nothing is raised."""
+    words = list(argv[: argv.index("--")] if "--" in argv else argv)
+    as_json, debug, quiet = ("--json" in words, "--debug" in words, "--quiet" in words)
+    _never_fail_on_characters()
+    try:
+        answer = _answer(list(argv))
+        if as_json:
+            _say(to_json(str(answer.result.get("command", "")), answer.result))
+        elif answer.lines and not (quiet and answer.notice):
+            _say("\n".join(answer.lines))
+        if answer.error:
+            _complain(answer.error)
+        return answer.code
+    except BrokenPipeError:
+        return _pipe_is_gone()
+    except SystemExit as leave:  # argparse has printed help
+        return leave.code if isinstance(leave.code, int) else 0
+    except (Exception, KeyboardInterrupt) as error:
+        kind, message, code = describe(error)
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            if as_json:
+                _say(error_json(kind, message, code))
+        _complain(message)
+        return code
+
+
+def describe(error: BaseException) -> tuple[str, str, int]:
+    """Kind, one line and exit code of an error. Errors that nobody foresaw are called bugs."""
+    name = type(error).__name__
+    if isinstance(error, PlaitError):
+        return name, one_line(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        words = "interrupted; run the command again to go on, `plait status LINE` shows what is deployed"
+        return "Interrupted", words, INTERRUPTED
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return "OSError", one_line(f"{place}{error.strerror or error}"), 1
+    if isinstance(error, MemoryError):
+        return "MemoryError", "not enough memory; close other programs or use fewer workers", 1
+    words = f"{name}: {error}; this is a bug in plait, run the command again with --debug and report it"
+    return "Bug", one_line(words), 1
+
+
+def _answer(argv: list[str]) -> Answer:
+    if argv[:1] == ["help"]:  # `plait help merge` is `plait merge --help`
+        argv = [*argv[1:2], "--help"]
+    named = next((word for word in argv if word not in GLOBAL), "")
+    if named and not named.startswith("-") and named not in NAMES:
+        close = nearest(named, NAMES) or f"; the commands are: {', '.join(NAMES)}"
+        raise UsageError(f"{named!r} is not a plait command{close}")
+    top, parsers = build(VERBS, chosen=[named])
+    args, rest = top.parse_known_args(argv)
+    if getattr(args, "version", False):
+        return _version()
+    if not args.verb:
+        raise UsageError(f"a command is needed: {', '.join(NAMES)}; `plait --help` says what each one does")
+    if rest:
+        raise UsageError(_unknown(rest, parsers[args.verb]))
+    for flag in GLOBAL:
+        name = flag[2:]
+        setattr(args, name, getattr(args, name, False))
+    verb = next(verb for verb in VERBS if verb.name == args.verb)
+    answer = verb.run(args)
+    answer.result = {**answer.result, "command": verb.name}
+    return answer
+
+
+def _unknown(rest: Sequence[str], parser: Parser) -> str:
+    """Words for arguments that the verb does not have."""
+    word = rest[0].split("=")[0]
+    close = nearest(word, parser.flags()) if word.startswith("-") else ""
+    listing = ", ".join(repr(item) for item in rest)
+    return f"{parser.prog} does not know {listing}{close}; `{parser.prog} --help` lists its arguments"
+
+
+def _version() -> Answer:
+    from plait import __version__
+
+    result: dict[str, Any] = {"command": "version", "version": __version__}
+    return Answer(result, [f"plait {__version__}"])
+
+
+def _never_fail_on_characters() -> None:
+    """A name that the terminal's encoding lacks is printed escaped; it does not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _say(text: str) -> None:
+    if sys.stdout is not None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"plait: error: {message}", file=sys.stderr, flush=True)
+
+
+def _pipe_is_gone() -> int:
+    """Point stdout at nothing, so that the interpreter does not stumble over it when it leaves."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+    return BROKEN_PIPE

@@ -1,0 +1,143 @@
+"""`plait init`: start a line. Every option of every registered method is a flag here."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from plait.cli.output import Answer, listed, pairs, safe, short
+from plait.cli.parser import KEEP, Parser, Verb, natural, positive
+from plait.errors import PlaitError
+
+
+@dataclass
+class Option:
+    """An option of one or more methods: what it is by default in each of them."""
+
+    name: str
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def method_options() -> list[Option]:
+    """The options of all registered methods, by name. A method that cannot be loaded is left out here; naming
+    it with --method tells why."""
+    from plait.methods.registry import find, names
+
+    found: dict[str, Option] = {}
+    for name in names():
+        try:
+            kind = find(name)
+            made = kind()
+        except (PlaitError, ImportError, AttributeError, TypeError):
+            continue
+        for item in fields(kind):
+            found.setdefault(item.name, Option(item.name)).defaults[name] = getattr(made, item.name)
+    return [found[name] for name in sorted(found)]
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument("line", metavar="LINE", help="folder to make; it must not exist or be empty")
+    parser.add_argument(
+        "--base", required=True, metavar="DIR", help="the base: a Hugging Face folder or a file"
+    )
+    parser.add_argument(
+        "--method", default="average", metavar="NAME", help="average by default; see `plait methods`"
+    )
+    parser.add_argument(
+        "--private",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="tensor names that are a task's own, such as 'classifier.*'; may be repeated",
+    )
+    parser.add_argument(
+        "--retention",
+        choices=("vectors", "statistics", "none"),
+        default="vectors",
+        help="what is kept of members: their changed tensors (default), sums only, or nothing",
+    )
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the line, 0 by default")
+    parser.add_argument(
+        "--keep", type=positive, default=2, metavar="N", help="versions on disk, 2 by default"
+    )
+    parser.add_argument(
+        "--snapshots",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="for folds: keep the state after every N members, so that a removal is faster (0: the last only)",
+    )
+    parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
+    group = parser.add_argument_group("options of the method")
+    group.add_argument(
+        "--set",
+        action=KEEP,
+        dest="options",
+        metavar="NAME=VALUE",
+        help="any option, also a part of one, such as sparsify.density=0.1",
+    )
+    taken = set(parser.flags())
+    for option in method_options():
+        if option.flag not in taken:  # an option that is called like a flag of ours is given with --set
+            group.add_argument(
+                option.flag,
+                action=KEEP,
+                dest="options",
+                metavar="VALUE",
+                help=_defaults(option).replace("%", "%%"),
+            )
+
+
+def _defaults(option: Option) -> str:
+    """`0.3 in task_arithmetic; 1 in ties`."""
+    by_value: dict[str, list[str]] = {}
+    for method, value in option.defaults.items():
+        by_value.setdefault(_brief(value), []).append(method)
+    return "; ".join(f"{value} in {', '.join(methods)}" for value, methods in by_value.items())
+
+
+def _brief(value: Any, limit: int = 40) -> str:
+    """A default for the help, cut where it is long."""
+    text = listed({"": value}).strip() or "none"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _init(args: Namespace) -> Answer:
+    from plait.methods.registry import make
+
+    options = make(
+        args.method, args.options
+    ).options()  # a wrong option is refused before any file is touched
+    from plait.line import Line
+
+    line = Line.create(
+        args.line,
+        args.base,
+        args.method,
+        private=args.private,
+        retention=args.retention,
+        seed=args.seed,
+        keep=args.keep,
+        snapshots=args.snapshots,
+        allow_pickle=args.allow_pickle,
+        **options,
+    )
+    state = line.status()
+    result = {**state, "line": str(args.line)}
+    chosen = listed(state["options"])
+    rows = [
+        ("method", f"{state['method']} ({chosen})" if chosen else state["method"]),
+        ("retention", state["retention"]),
+        ("deployed", f"{short(state['version'])}, the base itself"),
+        ("folder", state["model"]),
+        ("next", f"plait merge {safe(args.line)} CHECKPOINT --task NAME"),
+    ]
+    return Answer(result, [f"started the line {safe(args.line)}", *pairs(rows)], notice=True)
+
+
+VERBS = (Verb("init", "start a line from a base and a method", _arguments, _init),)

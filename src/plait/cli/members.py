@@ -1,0 +1,190 @@
+"""`plait merge`, `unmerge`, `reweight`, `replace`: the commands that change what is deployed."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.opening import accounting_words, add_line, deployed, open_line
+from plait.cli.output import Answer, number, pairs, safe, short
+from plait.cli.parser import Parser, Verb, finite
+from plait.errors import NotRemovable
+
+if TYPE_CHECKING:
+    from plait.line import Line
+
+
+def _checkpoint_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--private",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="more tensor names that are the task's own",
+    )
+    parser.add_argument(
+        "--allow-nonfinite",
+        action="store_true",
+        help="take the base's value where the checkpoint has NaN or infinity",
+    )
+    parser.add_argument(
+        "--allow-distant", action="store_true", help="merge it although it is far from the base"
+    )
+    parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
+    parser.add_argument(
+        "--from",
+        dest="descends_from",
+        metavar="VERSION",
+        help="the version of the line that it was fine-tuned from, where that is not the base",
+    )
+
+
+def _merge_arguments(parser: Parser) -> None:
+    add_line(parser)
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a Hugging Face folder or a safetensors file"
+    )
+    parser.add_argument(
+        "--task", metavar="NAME", help="name of the task; the folder's name where it is left out"
+    )
+    parser.add_argument(
+        "--weight", type=finite, default=1.0, metavar="W", help="weight of the task, 1 by default"
+    )
+    _checkpoint_flags(parser)
+
+
+def _merge(args: Namespace) -> Answer:
+    line = open_line(args)
+    done = line.merge(args.checkpoint, args.task, weight=args.weight, **_checkpoint_words(args))
+    return _changed(line, args, done, "merged {task} (weight {weight})")
+
+
+def _checkpoint_words(args: Namespace) -> dict[str, Any]:
+    return {
+        "private": args.private,
+        "allow_nonfinite": args.allow_nonfinite,
+        "allow_distant": args.allow_distant,
+        "allow_pickle": args.allow_pickle,
+        "descends_from": args.descends_from,
+    }
+
+
+def _unmerge_arguments(parser: Parser) -> None:
+    add_line(parser)
+    parser.add_argument("task", metavar="TASK", help="the member to take out")
+    _own_checkpoint(parser)
+    parser.add_argument(
+        "--algebraic",
+        action="store_true",
+        help="subtract the member's own direction only; not as if it had never been merged (mdm_oc)",
+    )
+
+
+def _own_checkpoint(parser: Parser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="the member's own checkpoint, where the line keeps statistics only",
+    )
+
+
+def _unmerge(args: Namespace) -> Answer:
+    line = open_line(args)
+    words: dict[str, Any] = {"checkpoint": args.checkpoint}
+    if args.algebraic:
+        _check_algebraic(line)
+        words["algebraic"] = True
+    return _changed(line, args, line.unmerge(args.task, **words), "unmerged {task}")
+
+
+def _check_algebraic(line: Line) -> None:
+    """Only a method that has such a removal may be asked for it (class attribute `algebraic`)."""
+    from plait.methods.registry import find
+
+    name = str(line.status()["method"])
+    if not getattr(find(name), "algebraic", False):
+        raise NotRemovable(
+            f"method {name} has no algebraic removal, only mdm_oc has; leave --algebraic out: the member "
+            "is then taken out exactly"
+        )
+
+
+def _reweight_arguments(parser: Parser) -> None:
+    add_line(parser)
+    parser.add_argument("task", metavar="TASK", help="the member whose weight changes")
+    parser.add_argument("weight", type=finite, metavar="WEIGHT", help="its new weight")
+    _own_checkpoint(parser)
+
+
+def _reweight(args: Namespace) -> Answer:
+    line = open_line(args)
+    done = line.reweight(args.task, args.weight, checkpoint=args.checkpoint)
+    return _changed(line, args, done, "reweighted {task} to {weight}")
+
+
+def _replace_arguments(parser: Parser) -> None:
+    add_line(parser)
+    parser.add_argument("task", metavar="TASK", help="the member whose checkpoint is replaced")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its new checkpoint")
+    parser.add_argument(
+        "--weight", type=finite, default=None, metavar="W", help="its new weight; as it was by default"
+    )
+    parser.add_argument(
+        "--old-checkpoint", metavar="DIR", help="its old checkpoint, where the line keeps statistics only"
+    )
+    _checkpoint_flags(parser)
+
+
+def _replace(args: Namespace) -> Answer:
+    line = open_line(args)
+    done = line.replace(
+        args.task,
+        args.checkpoint,
+        weight=args.weight,
+        old_checkpoint=args.old_checkpoint,
+        **_checkpoint_words(args),
+    )
+    return _changed(line, args, done, "replaced {task} (weight {weight})")
+
+
+def _changed(line: Line, args: Namespace, done: Mapping[str, Any], words: str) -> Answer:
+    """The answer of all four: what was done, what is deployed now, where, and how tensors were classed."""
+    members = done["members"]
+    task = str(done["task"])
+    weight = next((m["weight"] for m in members if m["task"] == task), None)
+    result = {**done, "line": str(args.line), "model": done["path"]}
+    title = words.format(task=safe(task), weight=number(weight))
+    rows: list[tuple[str, object]] = [
+        *deployed(result),
+        ("tensors", accounting_words(done.get("accounting"))),
+        *_receipt_rows(done.get("receipt")),
+        ("time", f"{float(done['seconds']):.1f} s" if done.get("seconds") is not None else None),
+    ]
+    notes = [f"  note: {safe(note)}" for note in done.get("notes") or []]
+    return Answer(result, [f"{title}, entry {done['sequence']}", *pairs(rows), *notes], notice=True)
+
+
+def _receipt_rows(receipt: Mapping[str, Any] | None) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in (receipt or {}).items():
+        label = key.replace("_", " ")
+        if isinstance(value, str) and len(value) == 64:
+            rows.append((label, short(value)))
+        elif isinstance(value, bool):
+            rows.append((label, "yes" if value else "no"))
+        elif isinstance(value, (int, float)):
+            rows.append((label, number(value)))
+        elif isinstance(value, str):
+            rows.append((label, value))
+        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            rows.append((label, ", ".join(map(safe, value))))
+    return rows
+
+
+VERBS = (
+    Verb("merge", "merge a fine-tuned checkpoint into the line", _merge_arguments, _merge),
+    Verb("unmerge", "take a member out, as if it had never been merged", _unmerge_arguments, _unmerge),
+    Verb("reweight", "change a member's weight", _reweight_arguments, _reweight),
+    Verb("replace", "put another checkpoint in a member's place", _replace_arguments, _replace),
+)

@@ -1,0 +1,88 @@
+"""`plait once`: one merge from a recipe, without a line. Reads plait's recipes and mergekit's."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.output import Answer, listed, number, one_line, pairs, safe, short
+from plait.cli.parser import Parser, Verb, natural, positive
+from plait.errors import RefusedInput
+
+if TYPE_CHECKING:
+    from plait.recipe import Recipe
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file: plait's own or mergekit's")
+    parser.add_argument("out", metavar="OUT", help="where to write; it must not exist")
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="threads; one per core by default, at most 8"
+    )
+    parser.add_argument(
+        "--seed", type=natural, metavar="N", help="seed of sparsifiers; the recipe's, or 0, by default"
+    )
+    parser.add_argument(
+        "--allow-nonfinite", action="store_true", help="take the base's value for NaN or infinity"
+    )
+    parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
+    parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
+
+
+def _once(args: Namespace) -> Answer:
+    from plait.recipe import read_recipe
+
+    recipe = read_recipe(args.recipe)
+    if not args.force and os.path.lexists(args.out):
+        raise RefusedInput(f"{args.out} exists; give another place, or --force to replace it")
+    from plait.methods.registry import make
+
+    make(recipe.method, recipe.options)  # a wrong option is refused before torch is loaded
+    from plait import engine, merge_files
+
+    seed = recipe.seed if args.seed is None else args.seed
+    done = merge_files(
+        recipe.base,
+        [member.checkpoint for member in recipe.members],
+        args.out,
+        method=recipe.method,
+        weights=[member.weight for member in recipe.members],
+        private=recipe.private,
+        dtype=recipe.dtype,
+        seed=seed,
+        workers=args.workers,
+        allow_nonfinite=args.allow_nonfinite,
+        allow_pickle=args.allow_pickle,
+        force=args.force,
+        progress=None if args.quiet else engine.Progress(),
+        **recipe.options,
+    )
+    return _answer(args, recipe, seed, done)
+
+
+def _answer(args: Namespace, recipe: Recipe, seed: int, done: Mapping[str, Any]) -> Answer:
+    """What was made of what, with all remarks."""
+    members = [
+        {**member._asdict(), "private": row.get("private", [])}
+        for member, row in zip(recipe.members, done["members"], strict=True)
+    ]
+    notes = list(recipe.notes)
+    for member, row in zip(recipe.members, done["members"], strict=True):
+        notes += [f"{member.task}: {note}" for note in row.get("notes") or []]
+    told = {"recipe": str(args.recipe), "base": recipe.base, "seed": seed, "dtype": recipe.dtype}
+    result = {**done, **told, "members": members, "notes": notes}
+    chosen = listed(done["options"])
+    rows: list[tuple[str, object]] = [
+        ("method", f"{recipe.method} ({chosen})" if chosen else recipe.method),
+        ("members", ", ".join(f"{safe(m.task)} (weight {number(m.weight)})" for m in recipe.members)),
+        ("dtype", recipe.dtype),
+        ("digest", short(done["version"])),
+        ("time", f"{done['seconds']:.1f} s"),
+    ]
+    title = f"merged {len(members)} checkpoint{'' if len(members) == 1 else 's'} into {safe(args.out)}"
+    return Answer(result, [title, *pairs(rows), *(f"  note: {one_line(n)}" for n in notes)], notice=True)
+
+
+VERBS = (Verb("once", "merge once from a recipe (YAML, also mergekit's), without a line", _arguments, _once),)

@@ -1,0 +1,121 @@
+"""The keys of every command's JSON object, in order, with what they hold. docs/command-line.md shows the same
+tables (a test compares them). A key is never taken away and never changes its meaning; new ones may come."""
+
+from __future__ import annotations
+
+_CHANGE = {
+    "line": "path of the line",
+    "sequence": "number of the ledger entry that this command wrote",
+    "time": "UTC time of that entry, ISO 8601",
+    "task": "the task that was acted on",
+    "members": "list of {task, weight, digest, source, private, descends} after it, in order of arrival",
+    "version": "root digest of the model that is deployed now",
+    "model": "folder of that model",
+    "accounting": "class of every tensor of the checkpoint: {merged, frozen, private, buffer, nonfinite, "
+    "distance}; null where no checkpoint was read",
+    "counts": "what the merge read, computed and wrote",
+    "notes": "list of remarks on the checkpoint",
+    "receipt": "what was removed or changed, and how; null for merge",
+    "seconds": "how long it took",
+}
+
+SCHEMA: dict[str, dict[str, str]] = {
+    "version": {"version": "the version of plait"},
+    "init": {
+        "line": "path of the line",
+        "method": "name of the method",
+        "options": "all options of the method, defaults included",
+        "retention": "vectors, statistics or none",
+        "private": "list of patterns of private tensors",
+        "seed": "seed of the line",
+        "version": "root digest of the base, which is deployed until the first merge",
+        "model": "folder of that model",
+    },
+    "merge": _CHANGE,
+    "unmerge": _CHANGE,
+    "reweight": _CHANGE,
+    "replace": _CHANGE,
+    "status": {
+        "line": "path of the line",
+        "base": "{name, digest} of the base",
+        "method": "name of the method",
+        "options": "all options of the method",
+        "removal": "how a member would be taken out: subtract, refold, recompute or never",
+        "retention": "vectors, statistics or none",
+        "private": "list of patterns of private tensors",
+        "seed": "seed of the line",
+        "events": "number of ledger entries",
+        "changed": "UTC time of the newest entry",
+        "members": "list of {task, weight, digest, source, private, descends} in order of arrival",
+        "version": "root digest of the model that is deployed",
+        "model": "folder of that model",
+        "versions": "list of digests of the versions on disk",
+        "bytes": "{members, state}: what members and state take on disk",
+    },
+    "log": {
+        "line": "path of the line",
+        "entries": "list of events, oldest first: {sequence, time, verb, task, members, version, accounting, "
+        "counts, notes, receipt, seconds}",
+    },
+    "show": {
+        "line": "path of the line",
+        "kind": "entry or member",
+        "found": "all that is recorded of it",
+    },
+    "diff": {
+        "line": "path of the line",
+        "a": "root digest of the first version",
+        "b": "root digest of the second version",
+        "equal": "true where both have the same bytes",
+        "members": "{only_a, only_b, weight, checkpoint}: tasks that are in one only, or differ",
+        "tensors": "{same, differ, only_a, only_b}: number of equal tensors, names of the others",
+    },
+    "export": {
+        "line": "path of the line",
+        "out": "where the checkpoint was written",
+        "version": "root digest of the version that was exported",
+        "task": "the task whose private tensors were added, or null",
+        "files": "list of the files in it",
+        "sequence": "number of the ledger entry that records the export",
+    },
+    "verify": {
+        "line": "path of the line",
+        "ok": "true where no problem was found and a replay, if asked for, was equal",
+        "problems": "list of problems, one line each",
+        "checked": "what was read and hashed: kind -> number",
+        "replay": "`equal`, `different`, `not comparable: ` and why, or null without --replay",
+        "version": "root digest of the model that is deployed",
+    },
+    "gc": {
+        "line": "path of the line",
+        "dry_run": "true where nothing was deleted",
+        "removed": "what was deleted, or would be: kind -> list",
+        "bytes": "bytes freed, or that would be",
+    },
+    "purge": {
+        "line": "path of the line",
+        "task": "the task whose remains were deleted",
+        "sequence": "number of the ledger entry that records it",
+        "removed": "what was deleted: {objects, versions}, lists of digests",
+        "bytes": "bytes freed",
+        "exports": "list of {sequence, time, version, out}: recorded exports that still hold the task",
+    },
+    "methods": {
+        "methods": "list of {name, summary, family, removal, data, order, memory, cost, paper, options, "
+        "description, problem}",
+    },
+    "once": {
+        "recipe": "path of the recipe",
+        "out": "where the checkpoint was written",
+        "base": "the base that was used",
+        "method": "name of the method",
+        "options": "all options of the method, defaults included",
+        "seed": "seed of the random numbers of sparsifiers",
+        "members": "list of {checkpoint, task, weight, private}",
+        "dtype": "dtype of the output (F32, BF16, F16), or null where it is the base's",
+        "version": "root digest of what was written",
+        "counts": "what the merge read, computed and wrote",
+        "notes": "list of remarks: how the recipe was read, and on the checkpoints",
+        "seconds": "how long it took",
+    },
+}
