@@ -41,7 +41,11 @@ class FormatError(RefusedInput):
 
 
 class KeyMismatch(RefusedInput):
-    """The tensors of an expert do not fit those of the base."""
+    """The tensors of an expert do not fit those of the base. `problems`: one line for every offending tensor."""
+
+    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
 
 
 class NonFinite(RefusedInput):
