@@ -1,0 +1,11 @@
+"""Runs merges: plans as data, threads, files read and written in place. Naming it loads neither torch nor numpy."""
+
+from __future__ import annotations
+
+from plait.engine.fold import Folded, fold
+from plait.engine.move import Intake, copy, intake
+from plait.engine.passes import Incoming
+from plait.engine.plan import Settings
+from plait.engine.progress import Progress, Silent
+
+__all__ = ["Folded", "Incoming", "Intake", "Progress", "Settings", "Silent", "copy", "fold", "intake"]

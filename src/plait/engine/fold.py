@@ -1,0 +1,360 @@
+"""A merge: members are folded into a state, the state into the merged model. The engine's main entry."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.engine.drive import Driver
+from plait.engine.journal import Journal
+from plait.engine.move import CopyPass
+from plait.engine.passes import (
+    ExaminePass,
+    FoldPass,
+    Incoming,
+    Source,
+    SurveyPass,
+    collect,
+    in_lockstep,
+)
+from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
+from plait.engine.progress import Gauge
+from plait.engine.state import DENSE, SPARSE, StateReader, StateWriter
+from plait.errors import VerificationError
+from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
+from plait.types import TensorRef
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a merge found and did.
+
+    known: by task, what `prepare` found about the members that entered. concluded: what `conclude` found. counts:
+    tensors "merged" and "copied" (nobody changes them, or the method gives the only member back). seconds: wall time.
+    """
+
+    known: dict[str, Known]
+    concluded: Known
+    counts: dict[str, int]
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass
+class _Merge:
+    """The words of one merge, and what is found on the way."""
+
+    method: TensorMethod
+    base: Mapping[str, TensorRef]
+    members: Sequence[Incoming]
+    enter: Sequence[Incoming]
+    leave: Sequence[Incoming]
+    out: Mapping[str, TensorRef]
+    driver: Driver
+    known: dict[str, Known] = field(default_factory=dict)
+    concluded: Known = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        return self.driver.settings
+
+    @property
+    def source(self) -> Source:
+        return Source(self.base, self.settings.allow_nonfinite)
+
+    def plan(self, names: set[str]) -> list[Job]:
+        order = in_file_order(self.base, names)
+        return jobs([whole(self.base[n], n) for n in order], self.method.grain, self.settings.chunk)
+
+    def facts(self) -> tuple[MemberFacts, ...]:
+        """The members after the operation, with what is known of each."""
+        return tuple(MemberFacts(m.weight, m.known or self.known.get(m.task, {})) for m in self.members)
+
+
+def fold(
+    method: TensorMethod,
+    base: Mapping[str, TensorRef],
+    members: Sequence[Incoming],
+    *,
+    enter: Sequence[Incoming],
+    leave: Sequence[Incoming] = (),
+    state: Path | None,
+    new_state: Path | None,
+    out: Mapping[str, TensorRef],
+    settings: Settings,
+    progress: Gauge | None = None,
+    journal: Path | None = None,
+) -> Folded:
+    """Merge: `leave` out of the state, `enter` into it in order, and the state into the output.
+
+    members: the list after the operation, in order; the files of those that do not enter are not read. state: the
+    folder of the state before, None to begin from nothing. new_state: the folder for the state after, made here,
+    None to keep none. out: places for tensors of `base`, each in any float dtype; tensors left out are not made.
+    journal: a file that lets the same call go on where an interrupted one stopped; the caller deletes it.
+
+    The bytes written depend on base, method, members and their order alone. Errors: NonFinite names tensor and index;
+    FormatError and PlaitError where files fail; VerificationError where the last member leaves and sums are not 0.
+    """
+    start = time.monotonic()
+    _check(method, base, members, enter, leave, out)
+    driver = Driver(settings, progress)
+    merge = _Merge(method, base, members, enter, leave, out, driver)
+    if journal is not None:
+        driver.journal = Journal(journal, _identity(merge, state, new_state))
+    try:
+        merged = _fold(merge, state, new_state)
+    finally:
+        if driver.journal is not None:
+            driver.journal.close()
+    copied = sum(1 for name in base if name not in merged)
+    counts = {"merged": len(merged), "copied": copied}
+    return Folded(
+        merge.known,
+        merge.concluded,
+        counts,
+        time.monotonic() - start,
+        driver.traffic.read,
+        driver.traffic.written,
+    )
+
+
+def _fold(merge: _Merge, state: Path | None, new_state: Path | None) -> set[str]:
+    """Run the passes; returns the names of the tensors that were computed, not copied."""
+    merge.enter = [
+        _with(m, known) for m, known in zip(merge.enter, _prepare(merge, merge.enter, "prepare"), strict=True)
+    ]
+    merge.leave = [
+        _with(m, known) for m, known in zip(merge.leave, _prepare(merge, merge.leave, "leave"), strict=True)
+    ]
+    merge.known = {m.task: m.known or {} for m in merge.enter}
+    facts = merge.facts()
+    reader = StateReader(state, merge.method) if state is not None else None
+    touched = set(reader.names) if reader is not None else set()
+    for member in (*merge.enter, *merge.leave):
+        touched |= {name for name, ref in member.refs.items() if ref.numel}
+    only = len(facts) == 1 and merge.method.reduces(facts)
+    computes = bool(merge.out) and bool(facts) and not only
+    concludes = computes and merge.method.concludes()
+
+    with _folder_for_state(merge, new_state, needed=concludes) as folder:
+        alive = touched
+        if not computes or concludes:  # the state alone
+            if folder is not None:
+                alive = _state_pass(merge, touched, reader, folder, None, keep=new_state is not None)
+        else:
+            outlook = Outlook(facts)
+            alive = _state_pass(merge, touched, reader, folder, outlook, keep=True)
+        if not facts and alive and folder is not None:
+            raise VerificationError(
+                f"the last member left, but sums of {len(alive)} tensors are not 0, {min(alive)} among them; "
+                "the checkpoint handed in is not the one that was merged: give that one"
+            )
+        if concludes and folder is not None:
+            after = StateReader(folder, merge.method)
+            merge.concluded = _conclude(merge, after, facts)
+            final = FoldPass(
+                merge.method, merge.source, (), (), after, None, merge.out, Outlook(facts, merge.concluded)
+            )
+            total = sum(
+                after.bytes_of(n) + merge.base[n].nbytes + merge.out[n].nbytes for n in alive & set(merge.out)
+            )
+            merge.driver.write("merge", merge.plan(alive & set(merge.out)), final, total)
+    computed = alive if computes else set()
+    # Tensors of a state that vanished in the one pass were written by it, with the same bytes as a copy.
+    written = touched if computes and not concludes else computed
+    _copy(merge, only, {name for name in merge.out if name not in written})
+    return computed
+
+
+def _state_pass(
+    merge: _Merge,
+    touched: set[str],
+    reader: StateReader | None,
+    folder: Path | None,
+    outlook: Outlook | None,
+    *,
+    keep: bool,
+) -> set[str]:
+    """Members into the state, and with an outlook the state into the output. Returns the tensors with a state."""
+    wholes = [whole(merge.base[name], name) for name in touched]
+    writer = None
+    plan = merge.plan(touched)
+    if folder is not None:
+        writer = StateWriter(folder, merge.method, wholes, _spilled(merge))
+    task = FoldPass(
+        merge.method, merge.source, tuple(merge.enter), tuple(merge.leave), reader, writer, merge.out, outlook
+    )
+    total = sum(
+        merge.base[n].nbytes + (merge.out[n].nbytes if outlook and n in merge.out else 0) for n in touched
+    )
+    total += sum(m.refs[n].nbytes for m in (*merge.enter, *merge.leave) for n in m.refs)
+    total += (reader.nbytes if reader else 0) + (writer.nbytes if writer else 0)
+    records = merge.driver.write("fold", plan, task, total)
+    if writer is None:
+        return touched
+    return writer.finish(
+        (
+            (piece, r)
+            for job, found in zip(plan, records, strict=True)
+            for piece, r in zip(job.pieces, found, strict=True)
+        ),
+        sync=keep,
+    )
+
+
+def _spilled(merge: _Merge) -> int:
+    """First free byte of the spill file that an interrupted run may have left."""
+    journal = merge.driver.journal
+    if journal is None:
+        return 0
+    ranges = [w for wrote, _ in journal.jobs.get("fold", {}).values() for w in wrote]
+    return max((first + count for file, first, count, _ in ranges if Path(file).name == "spill"), default=0)
+
+
+def _prepare(merge: _Merge, members: Sequence[Incoming], key: str) -> list[Known]:
+    """What the method's `prepare` knows of each member; members whose knowledge was handed in are not read."""
+    missing = [n for n, m in enumerate(members) if m.known is None]
+    found: dict[int, Known] = {}
+    journal = merge.driver.journal
+    if journal is not None and key in journal.values:
+        found = {int(n): known for n, known in journal.values[key].items()}
+    elif missing:
+        round_ = 0
+
+        def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
+            nonlocal round_
+            round_ += 1
+            names = {name for n in surveys for name, ref in members[n].refs.items() if ref.numel}
+            plan = merge.plan(names)
+            task = SurveyPass(merge.method, merge.source, tuple(members), surveys)
+            total = sum(merge.base[n].nbytes for n in names) // min(s.stride for s in surveys.values())
+            total += sum(r.nbytes // s.stride for n, s in surveys.items() for r in members[n].refs.values())
+            answers = merge.driver.survey(f"prepare {round_}", plan, task, total)
+            return {n: _of_member(n, _places(merge, members[n].refs), plan, answers) for n in surveys}
+
+        generators = {
+            n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}) for n in missing
+        }
+        found = in_lockstep(generators, ask)
+        if journal is not None:
+            journal.value(key, {str(n): known for n, known in found.items()})
+    return [found.get(n, m.known or {}) for n, m in enumerate(members)]
+
+
+def _of_member(
+    number: int,
+    places: Sequence[Where],
+    plan: Sequence[Job],
+    answers: Sequence[Sequence[Sequence[tuple[int, int, Any]]]],
+) -> Answers:
+    mine = [[[(first, a) for n, first, a in piece if n == number] for piece in job] for job in answers]
+    return collect(places, plan, mine)
+
+
+def _places(merge: _Merge, names: Mapping[str, Any] | set[str]) -> list[Where]:
+    """Whole tensors in the order of their names, so that sharding does not matter; empty ones left out."""
+    return [whole(merge.base[n], n) for n in sorted(names) if merge.base[n].numel]
+
+
+def _conclude(merge: _Merge, state: StateReader, facts: Sequence[MemberFacts]) -> Known:
+    places = _places(merge, state.names)
+
+    def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
+        plan = merge.plan(state.names)
+        task = ExaminePass(merge.method, state, surveys[0])
+        found = merge.driver.survey("conclude", plan, task, state.nbytes // surveys[0].stride)
+        return {0: collect(places, plan, found)}
+
+    return in_lockstep({0: merge.method.conclude({w.name: w for w in places}, facts)}, ask)[0]
+
+
+def _copy(merge: _Merge, only: bool, names: set[str]) -> None:
+    """Copy tensors from the base, or from the only member where the method gives that one back."""
+    member = merge.members[0] if only else None
+    if member is not None and not member.refs:
+        member = next((m for m in merge.enter if m.task == member.task), member)
+    refs = {**merge.base, **(member.refs if member is not None else {})}
+    task = CopyPass(tuple((refs[name], merge.out[name]) for name in sorted(names)))
+    merge.driver.write("copy", task.plan(), task, task.total)
+
+
+def _with(member: Incoming, known: Known) -> Incoming:
+    return Incoming(member.task, member.weight, member.refs, known, member.seed)
+
+
+@contextmanager
+def _folder_for_state(merge: _Merge, new_state: Path | None, *, needed: bool) -> Iterator[Path | None]:
+    """The folder of the new state; a temporary one beside the output where none is kept but the method concludes."""
+    if new_state is not None:
+        new_state.mkdir(parents=True, exist_ok=True)
+        yield new_state
+    elif not needed:
+        yield None
+    elif merge.driver.journal is not None:
+        folder = merge.driver.journal.path.with_name(merge.driver.journal.path.name + ".state")
+        folder.mkdir(exist_ok=True)
+        yield folder
+        shutil.rmtree(folder)
+    else:
+        beside = Path(next(iter(merge.out.values())).file).parent
+        with tempfile.TemporaryDirectory(prefix=".plait-state-", dir=beside) as name:
+            yield Path(name)
+
+
+def _check(
+    method: TensorMethod,
+    base: Mapping[str, TensorRef],
+    members: Sequence[Incoming],
+    enter: Sequence[Incoming],
+    leave: Sequence[Incoming],
+    out: Mapping[str, TensorRef],
+) -> None:
+    """Catch a caller's mistake before a tensor is read."""
+    for member in (*enter, *leave):
+        for name, ref in member.refs.items():
+            if name not in base or ref.shape != base[name].shape:
+                raise ValueError(f"{member.task}: {name} {ref.shape} does not fit the base")
+            if not (ref.mergeable and base[name].mergeable):
+                raise ValueError(f"{member.task}: {name} is {ref.dtype} and cannot be merged")
+        if method.draws() and not member.seed:
+            raise ValueError(f"{member.task}: method {method.name} draws random numbers and needs a seed")
+    if leave and method.facts.family != "additive":
+        raise ValueError(f"method {method.name} has no inverse: fold again without {leave[0].task}")
+    tasks = [m.task for m in members]
+    if len(set(tasks)) != len(tasks):
+        raise ValueError(f"two members have one name: {tasks}")
+    for name, place in out.items():
+        if name not in base or place.shape != base[name].shape:
+            raise ValueError(f"output {name} {place.shape} does not fit the base")
+
+
+def _identity(merge: _Merge, state: Path | None, new_state: Path | None) -> list[Any]:
+    """All that decides which bytes a merge writes where: an interrupted one goes on only if this is the same."""
+
+    def row(member: Incoming) -> list[Any]:
+        return [member.task, member.weight, _refs(member.refs), member.known, member.seed.hex()]
+
+    method = merge.method
+    files = {ref.file for m in (*merge.enter, *merge.leave) for ref in m.refs.values()}
+    files |= {ref.file for ref in merge.base.values()}
+    files |= {str(state / name) for name in (DENSE, SPARSE)} if state is not None else set()
+    stamps = [[file, (status := os.stat(file)).st_size, status.st_mtime_ns] for file in sorted(files)]
+    return [
+        [method.name, method.options()],
+        *([row(m) for m in group] for group in (merge.members, merge.enter, merge.leave)),
+        [_refs(merge.base), _refs(merge.out)],
+        [str(state), str(new_state), merge.settings.chunk, merge.settings.allow_nonfinite],
+        stamps,
+    ]
+
+
+def _refs(refs: Mapping[str, TensorRef]) -> list[list[Any]]:
+    return [[n, r.dtype, list(r.shape), r.file, r.start] for n, r in sorted(refs.items())]

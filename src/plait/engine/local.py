@@ -1,0 +1,108 @@
+"""Runs the jobs of a plan on threads of this process. One job is one thread: torch stays single-threaded inside."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from plait.engine.desk import Desk
+from plait.engine.plan import Job
+from plait.tensors import torch
+
+R = TypeVar("R")
+
+
+@dataclass
+class Traffic:
+    """Bytes that went through the files."""
+
+    read: int = 0
+    written: int = 0
+
+
+def run(
+    jobs: Sequence[Job],
+    act: Callable[[Job, Desk], R],
+    workers: int,
+    done: Callable[[Job, R, Traffic], None] | None = None,
+) -> list[R]:
+    """What `act` returns for every job, in the order of `jobs`, whatever the number of threads.
+
+    `done` is called in the caller's thread as jobs end. The first exception stops the plan: running jobs end, no
+    other starts, and the exception of the job that is first in the plan is raised. So does a keyboard
+    interrupt. The caller's torch thread count is left as it was.
+    """
+    results: dict[int, R] = {}
+    failures: dict[int, BaseException] = {}
+    if not jobs:
+        return []
+    todo: Iterator[Job] = iter(jobs)
+    lock, stop = threading.Lock(), threading.Event()
+    finished: queue.SimpleQueue[tuple[Job | None, Any, Traffic]] = queue.SimpleQueue()
+
+    def work() -> None:
+        desk = Desk()
+        job: Job | None = None
+        try:
+            with _single_threaded():
+                while not stop.is_set():
+                    with lock:
+                        job = next(todo, None)
+                    if job is None:
+                        break
+                    before = desk.read_bytes, desk.written_bytes
+                    result = act(job, desk)
+                    finished.put(
+                        (job, result, Traffic(desk.read_bytes - before[0], desk.written_bytes - before[1]))
+                    )
+        except BaseException as problem:
+            stop.set()
+            failures[job.index if job else -1] = problem
+        finally:
+            desk.close()
+            finished.put((None, None, Traffic()))
+
+    with _threads_kept():
+        count = min(workers, len(jobs))
+        threads = [threading.Thread(target=work, name=f"plait-{n}", daemon=True) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            running = count
+            while running:
+                job, result, traffic = finished.get()
+                if job is None:
+                    running -= 1
+                    continue
+                results[job.index] = result
+                if done is not None:
+                    done(job, result, traffic)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    if failures:
+        raise failures[min(failures)]
+    return [results[job.index] for job in jobs]
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Settings of this thread that decide bytes: one torch thread, denormals kept, no autograd."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(False)
+    with torch.no_grad():
+        yield
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,102 @@
+"""Tells a human how far a plan is: one line that is rewritten on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol, TextIO
+
+EVERY = 0.2
+"""Seconds between two drawings on a terminal."""
+
+LINE_EVERY = 10.0
+"""Seconds between two plain lines."""
+
+
+class Gauge(Protocol):
+    """What the engine calls. All calls come from the thread that called the engine."""
+
+    def begin(self, label: str, total: int) -> None:
+        """A pass over `total` bytes starts."""
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes are through."""
+
+    def end(self) -> None:
+        """The pass is over, or was given up."""
+
+
+class Silent:
+    """No progress: for `--quiet`, `--json` and libraries."""
+
+    def begin(self, label: str, total: int) -> None:
+        pass
+
+    def advance(self, count: int) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class Progress:
+    """Bytes, speed and time left, on `stream`. On a terminal one line is drawn again and again and wiped at the
+    end; elsewhere a plain line comes every ten seconds, so that short merges say nothing in a log."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._label, self._total, self._count = "", 0, 0
+        self._start = self._last = 0.0
+
+    def begin(self, label: str, total: int) -> None:
+        self._label, self._total, self._count = label, total, 0
+        self._start = self._last = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        self._count += count
+        now = time.monotonic()
+        if now - self._last < (EVERY if self._terminal else LINE_EVERY):
+            return
+        self._last = now
+        text = self.text(now - self._start)
+        if self._terminal:
+            self._stream.write(f"\r\x1b[K{text}")
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        if self._terminal and self._last > self._start:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def text(self, seconds: float) -> str:
+        """The line after `seconds` of work."""
+        speed = self._count / seconds if seconds > 0 else 0.0
+        share = self._count / self._total if self._total else 1.0
+        left = (self._total - self._count) / speed if speed > 0 else 0.0
+        return (
+            f"{self._label} {min(share, 1.0):4.0%}  {size(self._count)} of {size(self._total)}  "
+            f"{size(int(speed))}/s  {clock(max(left, 0.0))} left"
+        )
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: 3 significant digits, decimal units."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def clock(seconds: float) -> str:
+    """A time for people: 7s, 3m05s, 2h10m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

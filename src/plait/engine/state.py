@@ -1,0 +1,258 @@
+"""The state of a fold on disk: a folder with `dense.safetensors` and `sparse.safetensors`.
+
+dense   `slot/bin/tensor`   one fp64 array for each dense bin of an exact slot, or `slot/value/tensor`, the array of
+                            a plain slot; flat, in the order of (tensor, slot, bin)
+sparse  `slot/bin/index/tensor` and `slot/bin/value/tensor`: what lies in the other bins of exact slots, and the
+                            signs of zero (bin `z`); int64 flat indices in rising order, fp64 values, never 0
+
+The bytes are a function of the state's value. For an additive method a tensor is in the file if and only if some
+array of it has a bit that is not zero, so adding a member and taking it out again gives the file of never having
+added it. For other methods a tensor is in the file if and only if some member has changed it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.checkpoint.format import FileWriter, fsync_folder, read_header
+from plait.engine.desk import Desk, torch_dtype
+from plait.errors import VerificationError
+from plait.methods.base import Slot, State, TensorMethod, Where
+from plait.tensors import Tensor, torch
+from plait.tensors.exact import ExactSum, dense_bins
+from plait.types import DTYPES, TensorRef
+
+DENSE, SPARSE = "dense.safetensors", "sparse.safetensors"
+_FORMAT = {"format": "plait state 1"}
+_SPILL = "spill"
+
+Record = list[Any]
+"""What saving a piece tells: [some bit is not zero, [[slot, bin, place in the spill file, entries], ...]]."""
+
+
+def blank(method: TensorMethod, where: Where) -> State:
+    """The state of a piece before the first member: nothing but zeros."""
+    state: State = {}
+    for name, slot in method.slots(where.shape, where.dtype).items():
+        if slot.kind in ("exact", "narrow"):
+            state[name] = ExactSum(where.count, where.dtype, slot.kind == "narrow")
+        else:
+            state[name] = torch.zeros(where.count, dtype=torch_dtype(_plain_dtype(slot, where.dtype)))
+    return state
+
+
+def _plain_dtype(slot: Slot, base: str) -> str:
+    if slot.kind == "base":
+        return base
+    for dtype in DTYPES.values():
+        if slot.kind in (dtype.torch, dtype.name):
+            return dtype.name
+    raise ValueError(f"slot kind {slot.kind!r} is not exact, narrow, base or the name of a torch dtype")
+
+
+def _arrays(method: TensorMethod, where: Where) -> list[tuple[str, str, str]]:
+    """(slot, bin, dtype) of every dense array of a tensor."""
+    arrays = []
+    for name, slot in sorted(method.slots(where.shape, where.dtype).items()):
+        if slot.kind in ("exact", "narrow"):
+            bins = dense_bins(where.dtype, slot.kind == "narrow")
+            arrays += [(name, str(b), "F64") for b in sorted(bins, reverse=True)]
+        else:
+            arrays.append((name, "value", _plain_dtype(slot, where.dtype)))
+    return arrays
+
+
+class StateReader:
+    """Reads pieces of a state. `names`: the tensors that have one."""
+
+    def __init__(self, folder: Path, method: TensorMethod) -> None:
+        self.folder, self._method = folder, method
+        self._dense = read_header(folder / DENSE).tensors
+        self._sparse: dict[tuple[str, str], list[tuple[str, TensorRef, TensorRef]]] = {}
+        self.names: set[str] = {key.split("/", 2)[2] for key in self._dense}
+        sparse = read_header(folder / SPARSE).tensors
+        for key, ref in sparse.items():
+            slot, bin_, part, name = key.split("/", 3)
+            if part == "index":
+                value = sparse[f"{slot}/{bin_}/value/{name}"]
+                self._sparse.setdefault((name, slot), []).append((bin_, ref, value))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ref.nbytes for ref in self._dense.values())
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of a tensor's dense arrays; 0 where it has no state."""
+        return sum(r.nbytes for key, r in self._dense.items() if key.split("/", 2)[2] == name)
+
+    def load(self, desk: Desk, where: Where) -> State:
+        """The state of a piece of a tensor that has one. Holds until the desk loads the next one."""
+        state: State = {}
+        for name, slot in self._method.slots(where.shape, where.dtype).items():
+            if slot.kind not in ("exact", "narrow"):
+                state[name] = self._read(desk, f"{name}/value", where)
+                continue
+            narrow = slot.kind == "narrow"
+            dense = {b: self._read(desk, f"{name}/{b}", where) for b in dense_bins(where.dtype, narrow)}
+            sparse: dict[Any, tuple[Tensor, Tensor]] = {}
+            for bin_, index, value in self._sparse.get((where.name, name), ()):
+                entries = _cut(desk, index, value, where)
+                if entries is not None:
+                    sparse[bin_ if bin_ == "z" else int(bin_)] = entries
+            state[name] = ExactSum.unpack(where.count, where.dtype, dense, sparse, narrow)
+        return state
+
+    def _read(self, desk: Desk, key: str, where: Where) -> Tensor:
+        ref = self._dense.get(f"{key}/{where.name}")
+        if ref is None or ref.shape != (_count(where),):
+            raise VerificationError(
+                f"{self.folder / DENSE}: array {key} of tensor {where.name} is missing or of another length; "
+                "the state belongs to another method or base, rebuild it from the members"
+            )
+        return desk.read(ref, where.first, where.count, f"state/{key}")
+
+
+def _count(where: Where) -> int:
+    count = 1
+    for axis in where.shape:
+        count *= axis
+    return count
+
+
+def _cut(desk: Desk, index: TensorRef, value: TensorRef, where: Where) -> tuple[Tensor, Tensor] | None:
+    """The sparse entries that lie in a piece, indices counted from the piece's start; None without entries."""
+
+    def at(place: int) -> int:
+        return int(desk.read(index, place, 1, "probe")[0])
+
+    places = range(index.numel)
+    low = bisect_left(places, where.first, key=at)
+    high = bisect_left(places, where.first + where.count, lo=low, key=at)
+    if high == low:
+        return None
+    indices = desk.read(index, low, high - low, "probe") - where.first
+    return indices, desk.read(value, low, high - low, "probe").clone()
+
+
+class StateWriter:
+    """Writes a state piece by piece, in any order and from several threads, into a folder that exists.
+
+    tensors: every tensor that may have a state. What an earlier, interrupted writer of the same state left in the
+    folder is kept. `finish` makes the files canonical.
+    """
+
+    def __init__(
+        self, folder: Path, method: TensorMethod, tensors: Iterable[Where], spilled: int = 0
+    ) -> None:
+        self.folder, self._method = folder, method
+        self._entries: dict[str, list[tuple[str, str, tuple[int]]]] = {}
+        for tensor in sorted(tensors, key=lambda t: t.name):
+            self._entries[tensor.name] = [
+                (f"{slot}/{bin_}/{tensor.name}", dtype, (tensor.count,))
+                for slot, bin_, dtype in _arrays(method, tensor)
+            ]
+        everything = [entry for group in self._entries.values() for entry in group]
+        writer = FileWriter(folder / DENSE, everything, _FORMAT)
+        writer.close(sync=False)
+        self._places = writer.places
+        self._lock = threading.Lock()
+        self._spill = str(folder / _SPILL)
+        self._end = spilled
+        open(self._spill, "ab").close()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ref.nbytes for ref in self._places.values())
+
+    def save(self, desk: Desk, where: Where, state: State) -> Record:
+        """Write the state of a piece."""
+        alive = False
+        notes: list[list[Any]] = []
+        for name, slot in self._method.slots(where.shape, where.dtype).items():
+            if slot.kind not in ("exact", "narrow"):
+                alive |= self._dense(desk, f"{name}/value/{where.name}", where, state[name])
+                continue
+            total: ExactSum = state[name]
+            dense, sparse = total.pack()
+            for bin_, values in dense.items():
+                alive |= self._dense(desk, f"{name}/{bin_}/{where.name}", where, values)
+            for key, (index, values) in sparse.items():
+                if index.numel():
+                    alive = True
+                    notes.append([name, str(key), *self._append(desk, index + where.first, values)])
+        return [alive, notes]
+
+    def _dense(self, desk: Desk, key: str, where: Where, values: Tensor) -> bool:
+        desk.write(self._places[key], where.first, values)
+        return bool(values.contiguous().view(torch.uint8).numpy().any())
+
+    def _append(self, desk: Desk, index: Tensor, values: Tensor) -> tuple[int, int]:
+        data = index.contiguous().numpy().tobytes() + values.contiguous().numpy().tobytes()
+        with self._lock:
+            place = self._end
+            self._end += len(data)
+        desk.write_at(self._spill, place, memoryview(data))
+        return place, index.numel()
+
+    def finish(self, records: Iterable[tuple[Where, Record]], *, sync: bool) -> set[str]:
+        """Write the sparse file; drop tensors whose state is zero where the method is additive. Returns the names
+        that remain. records: what `save` returned for every piece of every tensor."""
+        alive: set[str] = set()
+        entries: dict[str, list[tuple[int, int, int]]] = {}
+        for where, (some, notes) in records:
+            if some or self._method.facts.family != "additive":
+                alive.add(where.name)
+            for slot, bin_, place, count in notes:
+                entries.setdefault(f"{slot}/{bin_}/*/{where.name}", []).append((where.first, place, count))
+        if set(self._entries) - alive:
+            self._shrink(alive, sync)
+        elif sync:
+            _sync(self.folder / DENSE)
+        self._write_sparse(entries, sync)
+        os.unlink(self._spill)
+        if sync:
+            fsync_folder(self.folder)
+        return alive
+
+    def _shrink(self, alive: set[str], sync: bool) -> None:
+        kept = [entry for name, group in self._entries.items() if name in alive for entry in group]
+        target = self.folder / f"{DENSE}.new"
+        desk = Desk()
+        with FileWriter(target, kept, _FORMAT) as writer:
+            for key, _, _ in kept:
+                ref = self._places[key]
+                for first in range(0, ref.nbytes, 1 << 20):
+                    count = min(1 << 20, ref.nbytes - first)
+                    writer.write(key, first, desk.read_bytes_of(ref, first, count, "move"))
+            writer.close(sync)
+        desk.close()
+        os.replace(target, self.folder / DENSE)
+
+    def _write_sparse(self, entries: Mapping[str, list[tuple[int, int, int]]], sync: bool) -> None:
+        table: list[tuple[str, str, tuple[int]]] = []
+        for key, runs in sorted(entries.items()):
+            count = sum(n for _, _, n in runs)
+            table.append((key.replace("/*/", "/index/", 1), "I64", (count,)))
+            table.append((key.replace("/*/", "/value/", 1), "F64", (count,)))
+        with FileWriter(self.folder / SPARSE, table, _FORMAT) as writer, open(self._spill, "rb") as spill:
+            for key, runs in sorted(entries.items()):
+                done = 0
+                for _, place, count in sorted(runs):
+                    spill.seek(place)
+                    writer.write(key.replace("/*/", "/index/", 1), done, spill.read(8 * count))
+                    writer.write(key.replace("/*/", "/value/", 1), done, spill.read(8 * count))
+                    done += 8 * count
+            writer.close(sync)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
