@@ -89,7 +89,9 @@ def _answer(argv: list[str]) -> Answer:
     if getattr(args, "version", False):
         return _version()
     if not args.verb:
-        raise UsageError(f"a command is needed: {', '.join(NAMES)}; `plait --help` says what each one does")
+        if "--json" not in argv:
+            _list_commands()
+        raise UsageError("a command is needed; `plait COMMAND --help` tells more of each")
     if rest:
         raise UsageError(_unknown(rest, parsers[args.verb]))
     for flag in GLOBAL:
@@ -99,6 +101,12 @@ def _answer(argv: list[str]) -> Answer:
     answer = verb.run(args)
     answer.result = {**answer.result, "command": verb.name}
     return answer
+
+
+def _list_commands() -> None:
+    rows = [f"  {verb.name:<10}{verb.summary}" for verb in VERBS]
+    with contextlib.suppress(OSError, ValueError):
+        print("usage: plait COMMAND ...", *rows, sep="\n", file=sys.stderr)
 
 
 def _unknown(rest: Sequence[str], parser: Parser) -> str:

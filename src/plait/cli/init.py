@@ -70,7 +70,7 @@ def _arguments(parser: Parser) -> None:
         type=natural,
         default=0,
         metavar="N",
-        help="for folds: keep the state after every N members, so that a removal is faster (0: the last only)",
+        help="for folds: keep the state after every N members too, so that a removal is faster; 0 by default",
     )
     parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
     group = parser.add_argument_group("options of the method")

@@ -40,7 +40,8 @@ def _once(args: Namespace) -> Answer:
     from plait.methods.registry import make
 
     make(recipe.method, recipe.options)  # a wrong option is refused before torch is loaded
-    from plait import engine, merge_files
+    from plait import engine
+    from plait.line import merge_files
 
     seed = recipe.seed if args.seed is None else args.seed
     done = merge_files(

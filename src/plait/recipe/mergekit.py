@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.recipe import Findings, Recipe, named, shown
+from plait.recipe.findings import Findings, shown
+from plait.recipe.merge import Recipe, named
 
 
 @dataclass(frozen=True)
@@ -229,8 +230,8 @@ def _linear(reader: _Reader, models: list[_Model]) -> tuple[str, dict[str, Any]]
         total = fsum(model.weight for model in models)
         if total != 1 and models:
             reader.findings.refuse(
-                f"normalize is false and the weights sum to {total:g}: the model itself would be scaled, which "
-                "cannot be done here; let the weights sum to 1 or set normalize to true"
+                f"normalize is false and the weights sum to {total:g}: the model itself would be scaled, "
+                "which cannot be done here; let the weights sum to 1 or set normalize to true"
             )
     return "average", {}
 
@@ -317,8 +318,9 @@ def _sparsifier(
     if kind.sparsify in ("dare", "della"):
         kept = "density" if kind.sparsify == "dare" else "its own probability"
         reader.findings.note(
-            f"{kind.sparsify} drops elements at random, with other random numbers than mergekit's, and divides "
-            f"what is kept by {kept} as in the paper; mergekit restores the sum of magnitudes of each tensor"
+            f"{kind.sparsify} drops elements at random, with other random numbers than mergekit's, "
+            f"and divides what is kept by {kept} as in its paper; mergekit restores the "
+            "sum of magnitudes of each tensor"
         )
     return made
 

@@ -1,0 +1,54 @@
+"""Recipes in plait's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from plait.recipe.findings import Findings, shown
+from plait.recipe.merge import Recipe, named
+
+
+def read_own(data: dict[str, Any], findings: Findings, folder: Path) -> Recipe | None:
+    """A recipe in plait's own words."""
+    known = ("base", "method", "options", "members", "private", "dtype", "seed")
+    findings.keys("", data, known)
+    base = findings.path("base", data.get("base"), folder)
+    method = findings.text("method", data.get("method"))
+    options = findings.mapping("options", data.get("options"))
+    _plain_options("options", options, findings)
+    members = []
+    for i, row in enumerate(findings.rows("members", data.get("members"))):
+        where = f"members[{i}]"
+        findings.keys(f"{where}.", row, ("checkpoint", "task", "weight"))
+        place = findings.path(f"{where}.checkpoint", row.get("checkpoint"), folder)
+        task = findings.text(f"{where}.task", row["task"]) if "task" in row else None
+        weight = findings.weight(f"{where}.weight", row.get("weight", 1.0))
+        members.append((place, task, weight))
+    private = data.get("private", [])
+    if not isinstance(private, list) or not all(isinstance(item, str) for item in private):
+        findings.refuse(f"private is {shown(private)}, expected a list of patterns such as 'classifier.*'")
+        private = []
+    seed = data.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        findings.refuse(f"seed is {shown(seed)}, expected a whole number of at least 0")
+    dtype = findings.dtype("dtype", data.get("dtype"))
+    if findings.wrong:
+        return None
+    return Recipe(
+        base, method, options, named(members, findings), dtype, tuple(private), seed, tuple(findings.notes)
+    )
+
+
+def _plain_options(where: str, options: Mapping[str, Any], findings: Findings, deep: bool = True) -> None:
+    """Options are single values; one may itself be a mapping with a name and single values."""
+    for key, value in options.items():
+        place = f"{where}.{key}"
+        if isinstance(value, dict) and deep:
+            _plain_options(place, findings.mapping(place, value), findings, deep=False)
+        elif isinstance(value, float) and not isfinite(value):
+            findings.refuse(f"{place} is {value}, expected a finite number")
+        elif value is not None and not isinstance(value, (str, bool, int, float)):
+            findings.refuse(f"{place} is {shown(value)}, expected one number, word or truth value")

@@ -1,0 +1,81 @@
+"""From a file to a Recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from plait.errors import RefusedInput
+from plait.recipe.findings import Findings, shown
+from plait.recipe.merge import Recipe
+
+_LARGEST = 1 << 20  # bytes of a recipe; a longer file is no recipe
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read a recipe of either kind. RefusedInput lists all that is wrong or cannot be honoured."""
+    source = Path(path)
+    if not source.exists():
+        raise RefusedInput(f"{source}: there is no such recipe; expected a YAML file")
+    if not source.is_file():
+        raise RefusedInput(f"{source}: is no file; expected a YAML file")
+    data = source.read_bytes() if source.stat().st_size <= _LARGEST else None
+    if data is None:
+        raise RefusedInput(f"{source}: is larger than 1 MB; expected a recipe in YAML")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise RefusedInput(f"{source}: is not UTF-8 text; expected a recipe in YAML") from None
+    return parse_recipe(text, str(source), source.parent)
+
+
+def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) -> Recipe:
+    """The recipe in a text. folder: where relative paths of plait's own recipes start."""
+    data = _load(text, source)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise RefusedInput(
+            f"{source}: is {shown(data)}; expected the keys of a recipe, such as base, method, members"
+        )
+    findings = Findings(source)
+    if "merge_method" in data:
+        from plait.recipe.mergekit import translate
+
+        made = translate(data, findings, Path())
+    else:
+        from plait.recipe.own import read_own
+
+        made = read_own(data, findings, folder if folder is not None else Path())
+    findings.settle()
+    assert made is not None
+    return made
+
+
+def _load(text: str, source: str) -> Any:
+    """YAML without objects and without repeated keys (the last would win in silence)."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                line = key.start_mark.line + 1
+                if key.tag == "tag:yaml.org,2002:merge":
+                    raise RefusedInput(
+                        f"{source}, line {line}: << (merging keys) is not read; write the keys out"
+                    )
+                if str(key.value) in seen:
+                    raise RefusedInput(
+                        f"{source}, line {line}: {shown(key.value)} is given twice; give it once"
+                    )
+                seen.add(str(key.value))
+            return super().construct_mapping(node, deep=deep)
+
+    try:
+        return yaml.load(text, Loader)  # a subclass of SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise RefusedInput(f"{source}{line}: is not YAML: {what}") from None
+    except (RecursionError, TypeError, ValueError) as error:
+        raise RefusedInput(f"{source}: is not a recipe: {str(error).splitlines()[0]}") from None
