@@ -21,7 +21,17 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"problem", "methods", "checkpoint", "tensors", "types", "errors"},
     "store": {"types", "errors"},
     "evaluation": {"engine", "store", "problem", "methods", "checkpoint", "tensors", "types", "errors"},
-    "line": {"evaluation", "engine", "store", "problem", "methods", "checkpoint", "tensors", "types", "errors"},
+    "line": {
+        "evaluation",
+        "engine",
+        "store",
+        "problem",
+        "methods",
+        "checkpoint",
+        "tensors",
+        "types",
+        "errors",
+    },
     "report": {"line", "evaluation", "store", "types", "errors"},
     "recipe": {"checkpoint", "methods", "types", "errors"},
     "testing": {"line", "engine", "store", "methods", "checkpoint", "tensors", "types", "errors"},
@@ -92,6 +102,9 @@ def test_heavy_libraries_are_imported_in_one_file_each() -> None:
 
 
 def test_loading_plait_loads_no_tensor_library() -> None:
-    code = "import plait, plait.line, plait.store, plait.cli, sys; print([m for m in ('torch','numpy') if m in sys.modules])"
+    code = (
+        "import plait, plait.line, plait.store, plait.cli, sys; "
+        "print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -88,10 +88,10 @@ def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:
     names = sorted(a.keys() ^ b.keys())
     for name in a.keys() & b.keys():
         x, y = a[name], b[name]
-        if x.dtype != y.dtype or x.shape != y.shape:
-            names.append(name)
-        elif not torch.equal(
-            x.contiguous().reshape(-1).view(torch.uint8), y.contiguous().reshape(-1).view(torch.uint8)
-        ):
+        if (x.dtype, x.shape) != (y.dtype, y.shape) or not torch.equal(bits(x), bits(y)):
             names.append(name)
     return names
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -258,7 +258,12 @@ def test_line_files_and_memory_agree(tmp_path: Path, method: str, dtype: torch.d
     for path, weight in zip(paths, (1.0, 0.7, 2.0), strict=True):
         line.merge(path, weight=weight)
     row = merge_files(
-        tmp_path / "base.safetensors", paths, tmp_path / "out.safetensors", method, (1.0, 0.7, 2.0), **METHODS[method]
+        tmp_path / "base.safetensors",
+        paths,
+        tmp_path / "out.safetensors",
+        method,
+        (1.0, 0.7, 2.0),
+        **METHODS[method],
     )
     memory = merge_state_dicts(base, experts, method, (1.0, 0.7, 2.0), **METHODS[method])
     assert not same_bits(read(line.model), read(tmp_path / "out.safetensors"))

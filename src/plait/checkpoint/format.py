@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import TracebackType
 from typing import NoReturn
@@ -20,6 +20,7 @@ __all__ = [
     "Header",
     "blocks",
     "fsync_folder",
+    "hash_buffers",
     "hash_tensor",
     "header_bytes",
     "read_bytes",
@@ -68,8 +69,13 @@ def hash_tensor(ref: TensorRef) -> str:
 
     The hashed text begins with a line such as `BF16 768,3072`, then a newline, then the bytes.
     """
-    total = hashlib.sha256(f"{ref.dtype} {','.join(map(str, ref.shape))}\n".encode())
-    for part in blocks(ref):
+    return hash_buffers(ref.dtype, ref.shape, blocks(ref))
+
+
+def hash_buffers(dtype: str, shape: Sequence[int], parts: Iterable[Buffer]) -> str:
+    """As `hash_tensor`, of bytes in memory."""
+    total = hashlib.sha256(f"{dtype} {','.join(map(str, shape))}\n".encode())
+    for part in parts:
         total.update(part)
     return total.hexdigest()
 

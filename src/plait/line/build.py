@@ -12,8 +12,8 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.card import card
-from plait.checkpoint.layout import Checkpoint, open_checkpoint, plan_output, root_digest
+from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
+from plait.checkpoint.output import plan_output
 from plait.errors import PlaitError
 from plait.line.member import Member, refs_of, seed_of
 from plait.types import TensorRef
@@ -79,7 +79,9 @@ class Built:
 def operand(setting: Setting, member: Member) -> Operand:
     """A member that the store keeps, ready to be read."""
     if member.object is None:
-        raise PlaitError(f"{member.task}: this line keeps no members; hand its checkpoint in with --checkpoint")
+        raise PlaitError(
+            f"{member.task}: this line keeps no members; hand its checkpoint in with --checkpoint"
+        )
     return Operand(member, refs_of(setting.store.objects.path(member.object)))
 
 
@@ -124,7 +126,7 @@ def build(
         )
         known |= folded.known
         snapshots[position] = state_in = folder
-    output = plan_output(setting.base, work / "version")
+    output = plan_output(setting.base, version_place(setting.base, work / "version"))
     progress = None if setting.quiet else engine.Progress()
     new_state = work / "state"
     shutil.rmtree(new_state, ignore_errors=True)
@@ -144,11 +146,18 @@ def build(
     if setting.snapshots and len(after) % setting.snapshots == 0 and not _additive(setting.method):
         snapshots[len(after)] = new_state
     members = tuple(_with(m, known) for m in after)
-    _copy_rest(setting, output.places, base, settings)
-    digests = open_digests(setting, output.places)
-    digest = root_digest(digests)
-    output.finish(card(_facts(setting, members, digest)))
-    return Built(work / "version", digest, digests, members, new_state, snapshots, dict(folded.counts))
+    rest = [n for n in output.places if n not in base]
+    engine.copy([(setting.base.tensors[n], output.places[n]) for n in rest], settings)
+    output.finish()
+    digests = open_version(work / "version").digests()
+    made = root_digest(digests)
+    return Built(work / "version", made, digests, members, new_state, snapshots, dict(folded.counts))
+
+
+def version_place(base: Checkpoint, folder: Path) -> Path:
+    """Where a checkpoint in the base's layout goes inside a version's folder: the folder, or a file in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder if base.kind == "folder" else folder / base.shards[0].name
 
 
 def _stages(
@@ -203,26 +212,6 @@ def _link_state(setting: Setting, state: StateObjects, folder: Path) -> Path:
     return folder
 
 
-def _copy_rest(
-    setting: Setting, places: Mapping[str, TensorRef], base: Mapping[str, TensorRef], settings: Any
-) -> None:
-    """Buffers, private tensors and tied names: copied, never computed."""
-    from plait import engine
-
-    tensors, aliases = setting.base.tensors, setting.base.aliases
-    engine.copy(
-        [(r, places[n]) for n, r in tensors.items() if n not in base and n not in aliases and n in places],
-        settings,
-    )
-    engine.copy([(places[kept], places[alias]) for alias, kept in aliases.items() if alias in places], settings)
-
-
-def open_digests(setting: Setting, places: Mapping[str, TensorRef]) -> dict[str, str]:
-    from plait.checkpoint.layout import digests
-
-    return digests({n: places[n] for n in setting.base.tensors if n in places})
-
-
 def version_digest(folder: Path) -> str:
     """The root digest of what lies in a version's folder; the check that `verify` hands to the store."""
     return root_digest(open_version(folder).digests())
@@ -230,9 +219,9 @@ def version_digest(folder: Path) -> str:
 
 def open_version(folder: Path) -> Checkpoint:
     """Open a version's folder, whether it holds a Hugging Face folder or one bare file."""
-    bare = sorted(folder.glob("*.safetensors"))
-    if len(bare) == 1 and not (folder / "config.json").exists():
-        return open_checkpoint(bare[0])
+    entries = sorted(p for p in folder.iterdir() if p.name != "README.md")
+    if len(entries) == 1 and entries[0].suffix == ".safetensors":
+        return open_checkpoint(entries[0])
     return open_checkpoint(folder)
 
 
@@ -245,19 +234,6 @@ def software(method_uses_torch: bool = True) -> dict[str, Any]:
         row["torch"] = torch.__version__
         row["cpu"] = torch.backends.cpu.get_cpu_capability()
     return row
-
-
-def _facts(setting: Setting, members: Sequence[Member], digest: str) -> dict[str, Any]:
-    """What the model card says."""
-    return {
-        "base": setting.base_name,
-        "base_digest": setting.base_digest,
-        "method": setting.method.name,
-        "options": setting.method.options(),
-        "members": [{"task": m.task, "weight": m.weight, "digest": m.digest} for m in members],
-        "digest": digest,
-        "plait": installed("plait"),
-    }
 
 
 def write_json(path: Path, value: Any) -> Path:

@@ -76,7 +76,9 @@ class Line:
         """
         chosen = make(method, options)
         if not isinstance(chosen, TensorMethod):
-            raise UsageError(f"method {method} needs a problem with losses; it cannot drive a line from files")
+            raise UsageError(
+                f"method {method} needs a problem with losses; it cannot drive a line from files"
+            )
         additive = chosen.facts.family == "additive"
         if retention not in ("vectors", "statistics", "none"):
             raise UsageError(f"retention is {retention!r}, expected vectors, statistics or none")
@@ -215,9 +217,7 @@ class Line:
             receipt = removal.receipt(members[index], after, how, built.digest)
             return self._commit("unmerge", task, built, work, began, receipt=receipt)
 
-    def reweight(
-        self, task: str, weight: float, *, checkpoint: str | Path | None = None
-    ) -> dict[str, Any]:
+    def reweight(self, task: str, weight: float, *, checkpoint: str | Path | None = None) -> dict[str, Any]:
         """Change a member's weight, as if it had been merged with that weight."""
         weight = check_weight(weight)
         began = time.monotonic()
@@ -358,7 +358,9 @@ class Line:
     def _index(self, task: str) -> int:
         tasks = [m.task for m in self.members]
         if task not in tasks:
-            raise RefusedInput(f"task {task!r} is not a member; members are: {', '.join(tasks) or 'none yet'}")
+            raise RefusedInput(
+                f"task {task!r} is not a member; members are: {', '.join(tasks) or 'none yet'}"
+            )
         return tasks.index(task)
 
     def _setting(self) -> Setting:
@@ -426,8 +428,7 @@ class Line:
         kept = {int(count): state for count, state in self._head()["snapshots"].items()}
         start = max((count for count in kept if count <= index), default=0)
         enter = [operand(setting, m) for m in after[start:]]
-        built = build(setting, after, work, enter=enter, state=kept.get(start))
-        return built
+        return build(setting, after, work, enter=enter, state=kept.get(start))
 
     def _commit(
         self,

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.card import card
-from plait.checkpoint.format import fsync_folder
+from plait.checkpoint.digest import tensor_digests
+from plait.checkpoint.format import fsync_folder, hash_buffers
 from plait.checkpoint.keys import Accounting, account
-from plait.checkpoint.layout import Checkpoint, digests, open_checkpoint, plan_output, root_digest
+from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
+from plait.checkpoint.output import plan_output
 from plait.errors import RefusedInput, UsageError
+from plait.line.build import version_place
 from plait.line.member import check_weight, identity, seed_of
 from plait.methods.base import TensorMethod
 from plait.methods.registry import make
@@ -41,7 +44,24 @@ def merge_state_dicts(
     """
     from plait.methods.memory import apply
 
-    return apply(make(method, options), base, experts, _weights(weights, len(experts)), seed=seed)
+    chosen = make(method, options)
+    seeds = None
+    if isinstance(chosen, TensorMethod) and chosen.draws():
+        seeds = [seed_of(seed, state_dict_digest(expert)) for expert in experts]
+    return apply(chosen, base, experts, _weights(weights, len(experts)), seeds=seeds)
+
+
+def state_dict_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The root digest that these tensors have as a checkpoint, so that random numbers are the same for both."""
+    import torch
+
+    from plait.methods.memory import dtype_name
+
+    rows = {}
+    for name, tensor in tensors.items():
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        rows[name] = hash_buffers(dtype_name(tensor), tensor.shape, [raw.data])
+    return root_digest(rows)
 
 
 def merge_files(
@@ -136,7 +156,7 @@ def _fold(
         for n, r in base.tensors.items()
         if r.mergeable and n not in base.aliases and not any(fnmatchcase(n, p) for p in private)
     }
-    draws = method.options().get("sparsify") is not None  # the digest costs one more read of every input
+    draws = method.draws()  # the digest costs one more read of every input
     members = [
         engine.Incoming(
             task=f"{i:04d}",
@@ -147,7 +167,7 @@ def _fold(
         )
         for i, (weight, f) in enumerate(zip(weights, found, strict=True))
     ]
-    output = plan_output(base, staged, dtype=dtype)
+    output = plan_output(base, version_place(base, staged), dtype=dtype)
     folded = engine.fold(
         method,
         mergeable,
@@ -159,18 +179,19 @@ def _fold(
         settings=settings,
         progress=progress,
     )
-    rest = [n for n in output.places if n not in mergeable and n not in base.aliases]
+    rest = [n for n in output.places if n not in mergeable]
     engine.copy([(base.tensors[n], output.places[n]) for n in rest], settings)
-    tied = [(output.places[k], output.places[a]) for a, k in base.aliases.items() if a in output.places]
-    engine.copy(tied, settings)
-    root = root_digest(digests(output.places)) if digest else None
+    root = None
+    if digest:
+        rows = tensor_digests(output.places)
+        root = root_digest(rows | {alias: rows[kept] for alias, kept in base.aliases.items()})
     facts = {
-        "base": base.path.resolve().name,
+        "base": Path(base.path).resolve().name,
         "base_digest": None,
         "method": method.name,
         "options": method.options(),
         "members": [
-            {"task": other.path.resolve().name, "weight": w, "digest": None}
+            {"task": Path(other.path).resolve().name, "weight": w, "digest": None}
             for other, w in zip(others, weights, strict=True)
         ],
         "digest": root,

@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from plait.checkpoint.layout import Checkpoint, plan_output, root_digest
+from plait.checkpoint.layout import Checkpoint, root_digest
+from plait.checkpoint.output import plan_output
 from plait.errors import RefusedInput
-from plait.line.build import Setting, open_version, software, version_digest, write_json
+from plait.line.build import (
+    Setting,
+    open_version,
+    software,
+    version_digest,
+    version_place,
+    write_json,
+)
 from plait.methods.base import TensorMethod
 from plait.methods.registry import make
 from plait.store import Store
@@ -53,9 +61,9 @@ def _copy_base(base: Checkpoint, folder: Path) -> None:
     """The base in its own layout: weights and the files beside them (no code, see docs/format.md)."""
     from plait import engine
 
-    output = plan_output(base, folder)
-    engine.copy([(ref, output.places[name]) for name, ref in base.tensors.items()], engine.Settings())
-    output.finish(None)
+    output = plan_output(base, version_place(base, folder))
+    engine.copy([(base.tensors[n], place) for n, place in output.places.items()], engine.Settings())
+    output.finish()
 
 
 def open_setting(

@@ -69,7 +69,7 @@ def purge(store: Store, task: str) -> dict[str, Any]:
     )
 
 
-def _holding(store: Store, entries: Sequence[Mapping[str, Any]], task: str) -> tuple[list[str], list[str]]:
+def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tuple[list[str], list[str]]:
     """Versions and objects on disk that exist because of `task` and that the line can live without."""
     inside = [e for e in entries if any(m["task"] == task for m in e["members"])]
     clean = {e["version"] for e in entries if e not in inside}
@@ -101,7 +101,5 @@ def retire(store: Store) -> None:
 
 
 def collect(store: Store, *, dry_run: bool, grace_seconds: float) -> dict[str, Any]:
-    found = gc(
-        store, keep_versions=store.settings["keep"], dry_run=dry_run, grace_seconds=grace_seconds
-    )
+    found = gc(store, keep_versions=store.settings["keep"], dry_run=dry_run, grace_seconds=grace_seconds)
     return {"dry_run": dry_run, **found}

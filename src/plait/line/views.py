@@ -114,7 +114,9 @@ def tensors(store: Store, entry: Mapping[str, Any]) -> dict[str, str]:
     """Digest of every tensor of a version, as recorded when it was made."""
     digest = entry["tensors"]
     if not store.objects.has(digest):
-        raise RefusedInput(f"the tensor digests of entry {entry['sequence']} were collected; only newer ones remain")
+        raise RefusedInput(
+            f"the tensor digests of entry {entry['sequence']} were collected; only newer ones remain"
+        )
     rows: dict[str, str] = json.loads(store.objects.path(digest).read_text(encoding="utf-8"))
     return rows
 
