@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import AdditiveMethod, Facts, Outlook, Part, Slot, State, Where
+from plait.methods.base import Facts, Outlook, Part, Slot, State, Where
+from plait.methods.sparsify import Sparsified
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact
 
 
 @dataclass(frozen=True)
-class Average(AdditiveMethod):
+class Average(Sparsified):
     """base + sum_i w_i tau_i / sum_i w_i, with tau_i = expert_i - base.
 
     One member of any weight gives that expert back. Cost: one read of each input.
@@ -32,7 +33,7 @@ class Average(AdditiveMethod):
         return {"delta": Slot("exact")}
 
     def statistic(self, part: Part) -> dict[str, Exact]:
-        return {"delta": part.delta.times(part.weight)}
+        return {"delta": self.tau(part).times(part.weight)}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()

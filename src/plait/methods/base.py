@@ -21,17 +21,17 @@ generator's return value, a mapping that survives JSON.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
 from plait.tensors import Tensor
-from plait.tensors.exact import Exact, ExactSum, difference
+from plait.tensors.exact import Exact, ExactSum, Scan, difference
 
 Known = dict[str, Any]
 """Scalars that a method found out about a member or a state. Survives JSON; floats are kept exactly."""
 
 Answers = dict[str, list[tuple[int, Any]]]
-"""Tensor name -> [(index of the chunk's first element, what `measure` returned), ...], in order of position."""
+"""Tensor name -> [(index of the chunk's first element, what `measure` returned), ...], by position."""
 
 Grain = Literal["element", "row", "matrix"]
 
@@ -65,10 +65,12 @@ class Where:
 @dataclass(frozen=True)
 class Survey:
     """One pass over a member or a state. `ask` goes to every `measure` / `examine` call.
-    With `stride` s only every s-th block of BLOCK elements is read (a sample)."""
+    With `stride` s only every s-th block of BLOCK elements is read (a sample). With `only` just these tensors
+    need be read; answers for others are ignored."""
 
     ask: Any = None
     stride: int = 1
+    only: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -82,13 +84,14 @@ class Part:
     weight: float = 1.0
     known: Known = field(default_factory=dict)  # what this method's `prepare` returned for the member
     seed: bytes = b""  # sha256 of (line seed, checkpoint digest): the root of every random number
+    scans: tuple[Scan, Scan] | None = None  # `scan` of expert and base, where the engine has them already
     _delta: Exact | None = None
 
     @property
     def delta(self) -> Exact:
         """The task vector of this chunk, exact: expert - base as real numbers."""
         if self._delta is None:
-            self._delta = difference(self.expert, self.base)
+            self._delta = difference(self.expert, self.base, self.scans)
         return self._delta
 
 
@@ -121,9 +124,10 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Slot:
-    """One array of a method's state. `kind` "exact": an ExactSum per element (order-free, invertible);
-    "narrow": an ExactSum of multiples of 2^-40 below 2^12, such as counts and weights; else a torch dtype
-    name ("float32", "base" for the base's own dtype): a plain tensor of the chunk's length."""
+    """One array of a method's state, zeros before the first member. `kind` "exact": an ExactSum per element
+    (order-free, invertible); "narrow": an ExactSum of multiples of 2^-40 below 2^12, such as counts and
+    weights; else a torch dtype name ("float32", "base" for the base's own dtype): a plain tensor of the
+    chunk's length."""
 
     kind: str
 
@@ -153,22 +157,30 @@ class Method:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Method):
-        return {"name": value.name, **value.options()}
-    return value
+    if not is_dataclass(value):
+        return value
+    # An option that has options of its own, such as a sparsifier.
+    return {"name": getattr(value, "name", "")} | {
+        f.name: _plain(getattr(value, f.name)) for f in fields(value)
+    }
 
 
 @dataclass(frozen=True)
 class TensorMethod(Method):
     """A method that sees one chunk at a time."""
 
-    def grain(self, shape: tuple[int, ...]) -> Grain:
-        """What one call must see: any run of elements, whole rows (last axis), or the whole tensor."""
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        """What one call must see: any run of elements, whole rows (last axis), or the whole tensor.
+        The answer without a name must serve every tensor of that shape."""
         return "element"
 
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         """The state that is kept for a tensor."""
         raise NotImplementedError
+
+    def draws(self) -> bool:
+        """Whether random numbers are drawn, so that `part.seed` must be set."""
+        return False
 
     # passes over one incoming member
     def prepare(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
@@ -204,7 +216,7 @@ class TensorMethod(Method):
 
     # the output
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
-        """The merged chunk: an Exact *shift* to be added to the base, or the merged values themselves in fp64.
+        """The merged chunk: an Exact *shift* to be added to the base, or the merged values in fp64.
         The engine rounds once, to the base's dtype."""
         raise NotImplementedError
 

@@ -1,4 +1,5 @@
-"""Names of methods. Methods are found through the entry points of group `plait.methods`, plait's own among them,
+"""Names of methods. Methods are found through the entry points of group `plait.methods`, plait's own among
+them,
 so that a package of yours adds one with a line in its `pyproject.toml`. Nothing here imports torch."""
 
 from __future__ import annotations
@@ -7,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from plait.errors import UsageError
 from plait.methods.base import Method
 
 GROUP = "plait.methods"
+T = TypeVar("T")
 
 
 @cache
@@ -43,21 +45,46 @@ def name_of(method: type[Method]) -> str:
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
-    """The method `name` with `options`, checked. Numbers may come as text, as they do from a command line."""
-    kind = find(name)
-    known = {f.name: f for f in fields(kind)}
-    given = dict(options or {})
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        offered = ", ".join(known) or "none"
-        raise UsageError(f"method {name} has no option {', '.join(unknown)}; its options are: {offered}")
-    method = kind(**{key: _cast(key, value, kind) for key, value in given.items()})
+    """The method `name` with `options`, checked. Numbers may come as text, as they do from a command line.
+
+    An option that has options of its own takes a mapping with "name", or dotted words:
+    {"sparsify": "dare", "sparsify.density": "0.5"} is {"sparsify": {"name": "dare", "density": 0.5}}.
+    """
+    method = fill(find(name), f"method {name}", _undotted(dict(options or {})))
     method.check()
     return method
 
 
-def _cast(key: str, value: Any, kind: type[Method]) -> Any:
-    default = getattr(kind(), key)
+def fill(kind: type[T], label: str, options: Mapping[str, Any]) -> T:
+    """An instance of dataclass `kind`; text becomes what the default of the field is. UsageError names what
+    is unknown.
+
+    label: what the message calls it, such as "method ties". Nothing is checked but words, numbers and truth
+    values.
+    """
+    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        offered = ", ".join(known) or "none"
+        raise UsageError(f"{label} has no option {', '.join(unknown)}; its options are: {offered}")
+    defaults = kind()
+    return kind(**{key: _cast(key, value, getattr(defaults, key)) for key, value in options.items()})
+
+
+def _undotted(given: dict[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in given.items() if "." not in key}
+    for key, value in given.items():
+        if "." not in key:
+            continue
+        option, _, inner = key.partition(".")
+        held = plain.get(option)
+        if not isinstance(held, (str, Mapping)) or held in ("", "none"):
+            raise UsageError(f"{key} is given but {option} is not; name one first, as in {option}=NAME")
+        plain[option] = {**({"name": held} if isinstance(held, str) else held), inner: value}
+    return plain
+
+
+def _cast(key: str, value: Any, default: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return value
     if isinstance(default, bool):
@@ -71,7 +98,7 @@ def _cast(key: str, value: Any, kind: type[Method]) -> Any:
         except ValueError:
             raise UsageError(f"{key} is {value!r}, expected a number") from None
         if isinstance(default, int):
-            if number != int(number):
+            if not number.is_integer():
                 raise UsageError(f"{key} is {value!r}, expected a whole number")
             return int(number)
         return number

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import ClassVar
 
-from plait.errors import UsageError
-from plait.methods.base import AdditiveMethod, Facts, Outlook, Part, Slot, State, Where
+from plait.methods.base import Facts, Outlook, Part, Slot, State, Where
+from plait.methods.ranges import finite
+from plait.methods.sparsify import Sparsified
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact
 
 
 @dataclass(frozen=True)
-class TaskArithmetic(AdditiveMethod):
+class TaskArithmetic(Sparsified):
     """base + scale * sum_i w_i tau_i, with tau_i = expert_i - base (Ilharco et al. 2023, eq. in section 4.2).
 
     scale: 0 gives the base, 1 with one member of weight 1 gives that expert bit for bit.
@@ -33,14 +33,14 @@ class TaskArithmetic(AdditiveMethod):
     )
 
     def check(self) -> None:
-        if not isfinite(self.scale):
-            raise UsageError(f"scale is {self.scale}, a finite number is needed; 0.3 is the default")
+        super().check()
+        finite("scale", self.scale)
 
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"delta": Slot("exact")}
 
     def statistic(self, part: Part) -> dict[str, Exact]:
-        return {"delta": part.delta.times(part.weight)}
+        return {"delta": self.tau(part).times(part.weight)}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()

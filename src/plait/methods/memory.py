@@ -1,0 +1,385 @@
+"""Merging in memory: the smallest engine, for notebooks, tests and authors of methods.
+
+It does what the streaming engine does, on mappings of tensors: the same passes, chunks and rounding, so the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from plait.errors import KeyMismatch, NonFinite, NotRemovable, RefusedInput, UsageError
+from plait.methods.base import (
+    AdditiveMethod,
+    Answers,
+    Grain,
+    Known,
+    MemberFacts,
+    Method,
+    ModelMethod,
+    Outlook,
+    Part,
+    Slot,
+    State,
+    Survey,
+    TensorMethod,
+    Where,
+)
+from plait.tensors import BLOCK, Tensor, torch
+from plait.tensors.exact import ExactSum, round_once, settle
+from plait.types import DTYPES
+
+CHUNK = 4 * BLOCK
+"""Elements of a chunk by default: the intermediates of one chunk stay near the processor."""
+
+
+def apply(
+    method: Method,
+    base: Mapping[str, Tensor],
+    experts: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float] | None = None,
+    *,
+    problem: Any = None,
+    seeds: Sequence[bytes] | None = None,
+    chunk: int = CHUNK,
+    allow_nonfinite: bool = False,
+) -> dict[str, Tensor]:
+    """Merge `experts` into `base` with `method`. The inputs are not written to.
+
+    base, experts: tensor name -> tensor on the CPU; an expert has the base's names and shapes. Float tensors
+    are merged; others (integers, truth values, fp8) must equal the base's and are copied.
+    weights: one number for each expert, 1 where left out. problem: what a `ModelMethod` asks for losses.
+    seeds: the root of each expert's random numbers; by default a hash of its content. chunk: elements, a
+    multiple of BLOCK. Returns new tensors in the base's dtypes and order.
+    Errors: KeyMismatch, NonFinite, RefusedInput, UsageError.
+    """
+    given = [1.0] * len(experts) if weights is None else [float(w) for w in weights]
+    if len(given) != len(experts):
+        raise UsageError(f"{len(given)} weights for {len(experts)} experts; give one for each")
+    if seeds is not None and len(seeds) != len(experts):
+        raise UsageError(f"{len(seeds)} seeds for {len(experts)} experts; give one for each")
+    method.check()
+    if isinstance(method, ModelMethod):
+        return _apply_model(method, base, experts, given, problem, allow_nonfinite)
+    if not isinstance(method, TensorMethod):
+        raise UsageError(f"{method.name} is neither a TensorMethod nor a ModelMethod")
+    table = Table(method, base, chunk=chunk, allow_nonfinite=allow_nonfinite)
+    for i, (expert, weight) in enumerate(zip(experts, given, strict=True)):
+        table.enter(expert, weight, seed=None if seeds is None else seeds[i])
+    return table.merged()
+
+
+@dataclass
+class Entry:
+    """A member on the table. `changed`: the names of the mergeable tensors in which it differs from the
+    base."""
+
+    expert: Mapping[str, Tensor]
+    weight: float
+    seed: bytes
+    changed: frozenset[str]
+    known: Known
+
+    @property
+    def facts(self) -> MemberFacts:
+        return MemberFacts(self.weight, self.known)
+
+
+class Table:
+    """A line in memory: members come in and go out, and `merged` is the model at any time."""
+
+    def __init__(
+        self,
+        method: TensorMethod,
+        base: Mapping[str, Tensor],
+        *,
+        chunk: int = CHUNK,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        if chunk < 1 or chunk % BLOCK:
+            raise UsageError(f"chunk is {chunk}, expected a multiple of {BLOCK} elements")
+        self.method = method
+        self.base = _at_hand(base)
+        self.chunk = chunk
+        self.allow_nonfinite = allow_nonfinite
+        self.members: list[Entry] = []
+        self.places = {n: whole(n, t) for n, t in self.base.items() if mergeable(t) and t.numel()}
+        self._states: dict[str, list[tuple[Where, State]]] = {}
+        if not allow_nonfinite:
+            _require_finite("base", self.base, self.places)
+
+    def enter(self, expert: Mapping[str, Tensor], weight: float = 1.0, *, seed: bytes | None = None) -> None:
+        """Take a member in, at the end of the list."""
+        held = _at_hand(expert)
+        check_names(self.base, held, f"expert {len(self.members)}")
+        if not self.allow_nonfinite:
+            _require_finite(f"expert {len(self.members)}", held, self.places)
+        if seed is None:
+            seed = content(held) if self.method.draws() else b""
+        changed = frozenset(n for n in self.places if not same_bytes(self.base[n], held[n]))
+        entry = Entry(held, weight, seed, changed, {})
+        with one_thread():
+            entry.known = self._prepare(entry)
+            self.members.append(entry)
+            self._fold(entry, self.method.step)
+
+    def leave(self, index: int) -> None:
+        """Take member `index` out: by subtraction where the method is additive, else by folding the others
+        again."""
+        if self.method.facts.removal == "never":
+            raise NotRemovable(f"{self.method.name} keeps nothing of its members, so none can be taken out")
+        entry = self.members.pop(index)
+        with one_thread():
+            if isinstance(self.method, AdditiveMethod):
+                self._fold(entry, self.method.undo)
+                return
+            self._states = {}
+            for other in self.members:
+                self._fold(other, self.method.step)
+
+    def merged(self) -> dict[str, Tensor]:
+        """The merged model, in new tensors."""
+        members = [m.facts for m in self.members]
+        only = self.members[0] if len(members) == 1 and self.method.reduces(members) else None
+        with one_thread():
+            outlook = Outlook(tuple(members), self._conclude(members))
+            return {name: self._output(name, tensor, outlook, only) for name, tensor in self.base.items()}
+
+    def states(self) -> dict[str, list[tuple[Where, State]]]:
+        """Tensor name -> (place, state) of every chunk, for tensors that some member changed."""
+        return self._states
+
+    def _output(self, name: str, tensor: Tensor, outlook: Outlook, only: Entry | None) -> Tensor:
+        if only is not None and name in only.changed:
+            return round_once(only.expert[name].double(), tensor.dtype)
+        if name not in self._states or not outlook.members:
+            return tensor.clone()
+        out = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        for where, state in self._states[name]:
+            chunk = piece(tensor, where)
+            shift = self.method.merge(chunk, state, where, outlook)
+            out[where.first : where.first + where.count] = settle(chunk, shift, tensor.dtype)
+        return out.view(tensor.shape)
+
+    def _cut(self, place: Where) -> Iterator[Where]:
+        return cut(place, self.method.grain(place.shape, place.name), self.chunk)
+
+    def _part(self, entry: Entry, where: Where) -> Part:
+        base, expert = piece(self.base[where.name], where), piece(entry.expert[where.name], where)
+        return Part(where, base, expert, entry.weight, entry.known, entry.seed)
+
+    def _fold(self, entry: Entry, act: Callable[[State, Part], State]) -> None:
+        for name in self.places:
+            if name not in entry.changed:
+                continue
+            if name not in self._states:
+                self._states[name] = [(w, self._blank(w)) for w in self._cut(self.places[name])]
+            self._states[name] = [(w, act(state, self._part(entry, w))) for w, state in self._states[name]]
+
+    def _blank(self, where: Where) -> State:
+        slots = self.method.slots(where.shape, where.dtype)
+        return {name: _zeros(slot, where) for name, slot in slots.items()}
+
+    def _prepare(self, entry: Entry) -> Known:
+        if not self.method.prepares():
+            return {}
+        places = {n: p for n, p in self.places.items() if n in entry.changed}
+
+        def ask(survey: Survey) -> Answers:
+            return {
+                name: [
+                    (w.first, self.method.measure(self._part(entry, w), survey.ask))
+                    for w in sampled(
+                        self._cut(place), place, self.method.grain(place.shape, name), survey.stride
+                    )
+                ]
+                for name, place in places.items()
+            }
+
+        return drive(self.method.prepare(places), ask)
+
+    def _conclude(self, members: Sequence[MemberFacts]) -> Known:
+        if not self.method.concludes() or not members:
+            return {}
+        places = {n: self.places[n] for n in self.places if n in self._states}
+
+        def ask(survey: Survey) -> Answers:
+            return {
+                name: [
+                    (w.first, self.method.examine(w, state, survey.ask)) for w, state in self._states[name]
+                ]
+                for name in places
+            }
+
+        return drive(self.method.conclude(places, members), ask)
+
+
+def drive(passes: Generator[Survey, Answers, Known], ask: Callable[[Survey], Answers]) -> Known:
+    """Run the passes of a generator to its end; what it found is handed back as JSON would hand it back."""
+    try:
+        survey = next(passes)
+        while True:
+            survey = passes.send(ask(survey))
+    except StopIteration as stop:
+        found: Known = json.loads(json.dumps(stop.value))
+        return found
+
+
+def _zeros(slot: Slot, where: Where) -> Any:
+    if slot.kind in ("exact", "narrow"):
+        return ExactSum(where.count, where.dtype, narrow=slot.kind == "narrow")
+    kind = DTYPES[where.dtype].torch if slot.kind == "base" else slot.kind
+    return torch.zeros(where.count, dtype=getattr(torch, kind))
+
+
+def whole(name: str, tensor: Tensor) -> Where:
+    """The tensor as one chunk."""
+    return Where(name, tuple(tensor.shape), dtype_name(tensor), 0, tensor.numel())
+
+
+def cut(place: Where, grain: Grain, chunk: int) -> Iterator[Where]:
+    """Chunks of a tensor: at multiples of `chunk`, between rows, or none at all, as the grain says."""
+    if grain == "element":
+        size = chunk
+    elif grain == "row":
+        row = place.shape[-1] if place.shape else 1
+        size = max(chunk // row, 1) * row
+    else:
+        size = place.count
+    for first in range(0, place.count, size):
+        yield Where(place.name, place.shape, place.dtype, first, min(size, place.count - first))
+
+
+def sampled(chunks: Iterator[Where], place: Where, grain: Grain, stride: int) -> Iterator[Where]:
+    """Every `stride`-th block of an element-wise tensor, every `stride`-th chunk of another."""
+    if stride == 1:
+        yield from chunks
+    elif grain == "element":
+        blocks = list(cut(place, "element", BLOCK))
+        yield from blocks[::stride]
+    else:
+        yield from list(chunks)[::stride]
+
+
+def piece(tensor: Tensor, where: Where) -> Tensor:
+    """The flat elements of a chunk, not copied."""
+    return tensor.view(-1)[where.first : where.first + where.count]
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The safetensors name of a tensor's dtype; RefusedInput where the format has none."""
+    found = str(tensor.dtype).removeprefix("torch.")
+    for dtype in DTYPES.values():
+        if dtype.torch == found:
+            return dtype.name
+    raise RefusedInput(f"tensor dtype {found} is not known; convert it to one of: {', '.join(DTYPES)}")
+
+
+def mergeable(tensor: Tensor) -> bool:
+    """Whether a tensor is of a float type that is merged."""
+    return DTYPES[dtype_name(tensor)].mergeable
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Equal dtype, shape and bit patterns: -0.0 differs from 0.0."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+
+
+def content(tensors: Mapping[str, Tensor]) -> bytes:
+    """sha256 over names, dtypes, shapes and bytes, in order of name."""
+    total = sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        head = f"{name}\0{dtype_name(tensor)}\0{tuple(tensor.shape)}\0{tensor.numel()}\0"
+        total.update(head.encode())
+        total.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return total.digest()
+
+
+def check_names(base: Mapping[str, Tensor], expert: Mapping[str, Tensor], owner: str) -> None:
+    """KeyMismatch that lists every name and shape that does not fit, RefusedInput for a changed buffer."""
+    wrong = [f"{n} is missing" for n in base if n not in expert]
+    wrong += [f"{n} {tuple(t.shape)} is not in the base" for n, t in expert.items() if n not in base]
+    wrong += [
+        f"{n} has shape {tuple(expert[n].shape)}, the base {tuple(t.shape)}"
+        for n, t in base.items()
+        if n in expert and expert[n].shape != t.shape
+    ]
+    wrong += [
+        f"{n} is {dtype_name(expert[n])}, the base {dtype_name(t)}"
+        for n, t in base.items()
+        if n in expert and mergeable(t) != mergeable(expert[n])
+    ]
+    if wrong:
+        raise KeyMismatch(f"{owner} does not fit the base: {'; '.join(wrong)}; leave task heads out of both")
+    changed = [n for n, t in base.items() if not mergeable(t) and not same_bytes(t, expert[n])]
+    if changed:
+        raise RefusedInput(
+            f"{owner}: {', '.join(changed)} cannot be merged (no float type) and differ from the base's; "
+            "expected equal values, leave them out of both"
+        )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrix products in one thread, so that their bytes do not depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _at_hand(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _require_finite(owner: str, tensors: Mapping[str, Tensor], places: Mapping[str, Where]) -> None:
+    for name in places:
+        finite = torch.isfinite(tensors[name].view(-1))
+        if not bool(finite.all()):
+            at = int((~finite).nonzero()[0, 0])
+            raise NonFinite(
+                f"{owner}: tensor {name} holds {float(tensors[name].view(-1)[at])} at flat index {at}, "
+                "expected finite numbers; repair the checkpoint, or allow it with allow_nonfinite"
+            )
+
+
+def _apply_model(
+    method: ModelMethod,
+    base: Mapping[str, Tensor],
+    experts: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float],
+    problem: Any,
+    allow_nonfinite: bool,
+) -> dict[str, Tensor]:
+    held = _at_hand(base)
+    places = {n: whole(n, t) for n, t in held.items() if mergeable(t)}
+    if not allow_nonfinite:
+        _require_finite("base", held, places)
+    start = {n: wide(held[n]) for n in places}
+    state = method.start(start)
+    members: list[MemberFacts] = []
+    for i, (expert, weight) in enumerate(zip(experts, weights, strict=True)):
+        there = _at_hand(expert)
+        check_names(held, there, f"expert {i}")
+        if not allow_nonfinite:
+            _require_finite(f"expert {i}", there, places)
+        members.append(MemberFacts(weight, {}))
+        weights_of = {n: there[n].to(start[n].dtype) for n in places}
+        state, known = method.step(state, start, weights_of, tuple(members), problem)
+        members[-1] = MemberFacts(weight, json.loads(json.dumps(known)))
+    return {n: round_once(state[n].double(), t.dtype) if n in places else t.clone() for n, t in held.items()}
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """fp32, fp64 where the tensor is fp64: what a model method computes in."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

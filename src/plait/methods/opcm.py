@@ -1,0 +1,172 @@
+"""OPCM: a new task vector loses what it would change in the leading singular directions so far."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, sqrt
+from typing import Any, ClassVar
+
+from plait.errors import UsageError
+from plait.methods.base import (
+    Answers,
+    Facts,
+    Grain,
+    Known,
+    MemberFacts,
+    Outlook,
+    Part,
+    Slot,
+    State,
+    Survey,
+    TensorMethod,
+    Where,
+)
+from plait.methods.ranges import choice, share
+from plait.tensors import Tensor, torch
+from plait.tensors.norms import block_sums
+from plait.tensors.spectral import Spectrum, spectrum
+
+
+@dataclass(frozen=True)
+class Opcm(TensorMethod):
+    """base + S * n / ||S||, n = mean ||w_i tau_i||, norms over all tensors
+    (Tang et al. 2025, arXiv 2501.09522, algorithm 1).
+
+    S, the sum so far, starts at 0. For the matrix of a linear layer, S = U diag(sigma) V^T, and the task
+    vector tau enters as
+
+        S + tau - U_r (U_r^T tau V_r) V_r^T
+
+    with U_r, V_r the r leading singular vectors, whose singular values hold at most `share` of the sum of
+    all. Other tensors are added as they are. One rescale at the output is what the paper's recursion over
+    lambda_t comes to.
+
+    share: of the singular mass that is protected. 0 adds everything, 1 protects every direction of S.
+        Directions with a singular value below 1e-6 of the largest are empty and not protected.
+    variant: "block" as above, with which the paper's numbers were made; "diagonal" also takes out
+        u_j^T tau v_j for every j beyond r, as later published code does (with share 0, the diagonal alone).
+    tables: regular expression; a 2-D tensor whose name it finds is a look-up table, no linear layer, and is
+        added as it is. "" finds none.
+
+    The state is S in fp32 (fp64 where the base is fp64); decompositions and products are made in fp64.
+    One member of weight 1 comes back bit for bit.
+    """
+
+    share: float = 0.5
+    variant: str = "block"
+    tables: str = r"embed|(^|[._])(wte|wpe|shared)\.weight$|relative_attention_bias"
+
+    facts: ClassVar[Facts] = Facts(
+        summary="sum of task vectors, each without what touches the leading singular directions so far",
+        family="fold",
+        removal="refold",
+        data="none",
+        order=True,
+        memory="1 value in fp32",
+        cost="2 passes, an eigen-decomposition a matrix, 1 pass over the state",
+        paper="Tang et al. 2025, arXiv 2501.09522",
+    )
+
+    def check(self) -> None:
+        share("share", self.share)
+        choice("variant", self.variant, ("block", "diagonal"))
+        try:
+            re.compile(self.tables)
+        except re.error as problem:
+            raise UsageError(f"tables is {self.tables!r}, expected a regular expression: {problem}") from None
+
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        return "matrix" if self._linear(shape, name) else "element"
+
+    def _linear(self, shape: tuple[int, ...], name: str) -> bool:
+        return len(shape) == 2 and not (self.tables and re.search(self.tables, name))
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return {"total": Slot("float64" if dtype == "F64" else "float32")}
+
+    def prepare(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
+        answers = yield Survey()
+        return {"norm": _norm(answers)}
+
+    def measure(self, part: Part, ask: Any) -> list[float]:
+        return _squares(_tau(part))
+
+    def step(self, state: State, part: Part) -> State:
+        total: Tensor = state["total"]
+        tau = _tau(part)
+        if part.weight != 1:
+            tau = tau * part.weight
+        new: Tensor = total.double() + tau
+        if self._linear(part.where.shape, part.where.name):
+            inside = self.protected(total.view(part.where.shape), tau.view(part.where.shape))
+            if inside is not None:
+                new = new - inside.flatten()
+        held: Tensor = new.to(total.dtype)
+        return {"total": held}
+
+    def protected(self, total: Tensor, tau: Tensor) -> Tensor | None:
+        """The part of `tau` that must not be added to `total`, both (m, n). fp64; None where it is 0."""
+        found = spectrum(total)
+        count = found.leading(self.share)
+        if self.variant == "diagonal":
+            return _block_and_diagonal(found, count, tau)
+        if not count:
+            return None
+        left, right = found.left(count), found.right(count)
+        return _sandwich(left, _middle(left, tau, right), right)
+
+    def conclude(
+        self, places: Mapping[str, Where], members: Sequence[MemberFacts]
+    ) -> Generator[Survey, Answers, Known]:
+        answers = yield Survey()
+        norm = _norm(answers)
+        mean = fsum(abs(m.weight) * m.known["norm"] for m in members) / len(members) if members else 0.0
+        return {"factor": mean / norm if norm else 0.0}
+
+    def examine(self, where: Where, state: State, ask: Any) -> list[float]:
+        return _squares(state["total"].double())
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Tensor:
+        total: Tensor = state["total"]
+        return base.double() + total.double() * outlook.known["factor"]
+
+    def reduces(self, members: Sequence[MemberFacts]) -> bool:
+        return len(members) == 1 and members[0].weight == 1
+
+
+def _tau(part: Part) -> Tensor:
+    return part.expert.double() - part.base.double()
+
+
+def _squares(values: Tensor) -> list[float]:
+    return block_sums(values * values)
+
+
+def _norm(answers: Answers) -> float:
+    return sqrt(fsum(value for found in answers.values() for _, sums in found for value in sums))
+
+
+def _middle(left: Tensor, tau: Tensor, right: Tensor) -> Tensor:
+    """left^T tau right, the smaller side first: the product with the larger side is then narrow."""
+    if tau.shape[0] >= tau.shape[1]:
+        return (left.T @ tau) @ right
+    return left.T @ (tau @ right)
+
+
+def _sandwich(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
+    """left middle right^T."""
+    if left.shape[0] >= right.shape[0]:
+        return left @ (middle @ right.T)
+    return (left @ middle) @ right.T
+
+
+def _block_and_diagonal(found: Spectrum, count: int, tau: Tensor) -> Tensor | None:
+    size = len(found.values)
+    if not size:
+        return None
+    left, right = found.left(size), found.right(size)
+    middle = torch.diag(torch.linalg.vecdot(left.T, (tau @ right).T))
+    middle[:count, :count] = _middle(left[:, :count], tau, right[:, :count])
+    return _sandwich(left, middle, right)

@@ -1,0 +1,27 @@
+"""Checks of options: each raises a UsageError that says what was found and what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+from plait.errors import UsageError
+
+
+def share(name: str, value: float) -> None:
+    """Raise UsageError unless `value` lies between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise UsageError(f"{name} is {value}, expected a number from 0 to 1")
+
+
+def finite(name: str, value: float) -> None:
+    """Raise UsageError where `value` is NaN or infinite."""
+    if not isfinite(value):
+        raise UsageError(f"{name} is {value}, expected a finite number")
+
+
+def choice(name: str, value: Any, words: Sequence[str]) -> None:
+    """Raise UsageError unless `value` is one of `words`."""
+    if value not in words:
+        raise UsageError(f"{name} is {value!r}, expected one of: {', '.join(words)}")

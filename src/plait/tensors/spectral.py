@@ -1,0 +1,61 @@
+"""Singular directions of a matrix, from the eigenvectors of its smaller Gram matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.tensors import Tensor, torch
+
+EMPTY = 1e-6
+"""Directions with a singular value below this share of the largest are empty: the square root of the rounding
+error of a Gram matrix in fp64 is about 4e-7 for 768 columns, so smaller values cannot be told from zero."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values of `matrix`, largest first, and its singular vectors, made when asked for.
+
+    matrix: (m, n) fp64. values: (k,) fp64, the non-empty ones only, k <= min(m, n). Singular vectors of the
+    larger side are matrix products; those of direction j are orthogonal up to eps * (values[0] /
+    values[j])^2.
+    """
+
+    matrix: Tensor
+    values: Tensor
+    vectors: Tensor  # (min(m, n), k): of the smaller side
+    tall: bool
+
+    def left(self, count: int) -> Tensor:
+        """The first `count` left singular vectors, (m, count)."""
+        if not self.tall:
+            return self.vectors[:, :count]
+        return (self.matrix @ self.vectors[:, :count]) / self.values[:count]
+
+    def right(self, count: int) -> Tensor:
+        """The first `count` right singular vectors, (n, count)."""
+        if self.tall:
+            return self.vectors[:, :count]
+        return (self.matrix.T @ self.vectors[:, :count]) / self.values[:count]
+
+    def leading(self, share: float) -> int:
+        """How many leading values together hold at most `share` of the sum of all. 0: none, 1: all of
+        them."""
+        if share >= 1:
+            return len(self.values)
+        mass = self.values.cumsum(0)
+        return int((mass <= share * mass[-1]).sum()) if len(mass) else 0
+
+
+def spectrum(matrix: Tensor) -> Spectrum:
+    """Decompose `matrix`, (m, n) of any float dtype, in fp64.
+
+    Cost: one Gram matrix and one symmetric eigen-decomposition of size min(m, n), about a quarter of an
+    economy SVD where the matrix is far from square.
+    """
+    matrix = matrix.double()
+    tall = matrix.shape[0] >= matrix.shape[1]
+    gram = matrix.T @ matrix if tall else matrix @ matrix.T
+    squares, vectors = torch.linalg.eigh(gram)
+    values = squares.flip(0).clamp(min=0).sqrt()
+    kept = int((values > EMPTY * values[0]).sum()) if len(values) else 0
+    return Spectrum(matrix, values[:kept], vectors.flip(1)[:, :kept].contiguous(), tall)
