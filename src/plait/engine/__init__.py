@@ -1,4 +1,5 @@
-"""Runs merges: plans as data, threads, files read and written in place. Naming it loads neither torch nor numpy."""
+"""Runs merges: plans as data, threads, files read and written in place. Naming it loads neither torch nor
+numpy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The working place of one thread: open files, and buffers that are used again for every piece.
 
-Reads and writes are positional (`preadv`, `pwrite`); nothing is mapped, so resident memory does not grow with the
-files. At most `OPEN` files are open for a thread, however many members a merge has.
+Reads and writes are positional (`preadv`, `pwrite`); nothing is mapped, so resident memory does not grow with
+the files. At most `OPEN` files are open for a thread, however many members a merge has.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Desk:
         return memory
 
     def write(self, ref: TensorRef, first: int, values: Tensor) -> None:
-        """Write flat `values` over the elements of a tensor from `first` on. The dtype must be the tensor's own."""
+        """Write flat `values` over the elements of a tensor from `first` on. The dtype must be the tensor's
+        own."""
         if values.dtype != torch_dtype(ref.dtype):
             raise TypeError(f"{ref.name}: values are {values.dtype}, the place is {ref.dtype}")
-        raw = values.contiguous().view(torch.uint8).numpy()
-        self.write_bytes(ref, first * DTYPES[ref.dtype].size, memoryview(raw))
+        self.write_bytes(ref, first * DTYPES[ref.dtype].size, _bytes_of(values))
 
     def write_bytes(self, ref: TensorRef, first: int, data: memoryview) -> None:
         """Write bytes over those of a tensor, from its byte `first` on, all of them or an error."""
@@ -120,11 +120,11 @@ class Desk:
                 got = os.preadv(handle, [memory[done:] if done else memory], ref.start + first + done)
             except OSError as problem:
                 raise PlaitError(
-                    f"{ref.file}: cannot read tensor {ref.name}: {problem.strerror}; check the disk and try again"
+                    f"{ref.file}: cannot read {ref.name} ({problem.strerror}); check the disk, then try again"
                 ) from problem
             if got == 0:
                 raise FormatError(
-                    f"{ref.file}: ends inside tensor {ref.name}, expected {ref.end} bytes; copy the file again"
+                    f"{ref.file}: ends inside {ref.name}, expected {ref.end} bytes; fetch it again"
                 )
             done += got
         self.read_bytes += wanted
@@ -142,7 +142,7 @@ class Desk:
         except OSError as problem:
             verb = "write" if write else "read"
             raise PlaitError(
-                f"{file}: cannot be opened to {verb}: {problem.strerror}; check that it is there and permitted"
+                f"{file}: cannot be opened to {verb} ({problem.strerror}); check path and permissions"
             ) from problem
         self._files[key] = handle
         return handle
@@ -155,7 +155,7 @@ class _Buffer:
         self.size = max(size, 1)
         self.raw = torch.empty(self.size, dtype=torch.uint8)
         self.address = self.raw.untyped_storage().data_ptr()
-        self._bytes = memoryview(self.raw.numpy())
+        self._bytes = _bytes_of(self.raw)
         self._views: dict[tuple[int, str], Tensor] = {}
 
     def memory(self, size: int) -> memoryview:
@@ -169,6 +169,11 @@ class _Buffer:
             view = self.raw[: count * DTYPES[dtype].size].view(torch_dtype(dtype))
             self._views[count, dtype] = view
         return view
+
+
+def _bytes_of(values: Tensor) -> memoryview:
+    raw: Any = values.contiguous().view(torch.uint8).numpy()
+    return memoryview(raw)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -186,7 +191,8 @@ _EXPONENT = {
 
 
 def is_finite(values: Tensor, dtype: str) -> bool:
-    """True where a flat tensor holds neither NaN nor infinity, told from the bits in two passes of integer maxima.
+    """True where a flat tensor holds neither NaN nor infinity, told from the bits in two passes of integer
+    maxima.
 
     Read as signed integers, NaN and infinity of positive sign are the largest; read as unsigned, those of
     negative sign are.
@@ -215,11 +221,11 @@ def place_of(shape: tuple[int, ...], flat: int) -> tuple[int, ...]:
 
 
 def refuse_nonfinite(values: Tensor, ref: TensorRef, first: int, owner: str) -> NoReturn:
-    """Raise NonFinite that names the tensor and the index of the first NaN or infinity. `first`: flat index of the
-    first element of `values`; `owner`: whose tensor it is."""
+    """Raise NonFinite that names the tensor and the index of the first NaN or infinity. `first`: flat index
+    of the first element of `values`; `owner`: whose tensor it is."""
     at = first_nonfinite(values)
     place = ", ".join(map(str, place_of(ref.shape, first + at)))
     raise NonFinite(
-        f"{owner}: {ref.name}[{place}] is {float(values[at])}, finite numbers are needed ({ref.file}); repair the "
-        "checkpoint, or use --allow-nonfinite to take the base's value there"
+        f"{owner}: {ref.name}[{place}] is {float(values[at])}, finite numbers are needed ({ref.file}); "
+        "repair the checkpoint, or use --allow-nonfinite to take the base's value there"
     )

@@ -26,14 +26,15 @@ class Driver:
         self.traffic = Traffic()
 
     def survey(self, label: str, jobs: Sequence[Job], act: Callable[[Job, Desk], R], total: int) -> list[R]:
-        """A pass that writes nothing. `total` bytes are expected to be read. Results in the order of `jobs`."""
+        """A pass that writes nothing. `total` bytes are expected to be read. Results in the order of
+        `jobs`."""
         return self._run(label, jobs, act, total, None)
 
     def write(
         self, label: str, jobs: Sequence[Job], act: Callable[[Job, Desk], Any], total: int
     ) -> list[Any]:
-        """A pass that writes its own byte ranges. With a journal, jobs whose bytes are there are not run again;
-        results must survive JSON."""
+        """A pass that writes its own byte ranges. With a journal, jobs whose bytes are there are not run
+        again; results must survive JSON."""
         if self.journal is None:
             return self._run(label, jobs, act, total, None)
         kept = self._kept(label, jobs)

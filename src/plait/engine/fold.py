@@ -36,8 +36,9 @@ from plait.types import TensorRef
 class Folded:
     """What a merge found and did.
 
-    known: by task, what `prepare` found about the members that entered. concluded: what `conclude` found. counts:
-    tensors "merged" and "copied" (nobody changes them, or the method gives the only member back). seconds: wall time.
+    known: by task, what `prepare` found about the members that entered. concluded: what `conclude` found.
+    counts: tensors "merged" and "copied" (nobody changes them, or the method gives the only member back).
+    seconds: wall time.
     """
 
     known: dict[str, Known]
@@ -95,13 +96,15 @@ def fold(
 ) -> Folded:
     """Merge: `leave` out of the state, `enter` into it in order, and the state into the output.
 
-    members: the list after the operation, in order; the files of those that do not enter are not read. state: the
-    folder of the state before, None to begin from nothing. new_state: the folder for the state after, made here,
-    None to keep none. out: places for tensors of `base`, each in any float dtype; tensors left out are not made.
-    journal: a file that lets the same call go on where an interrupted one stopped; the caller deletes it.
+    members: the list after the operation, in order; the files of those that do not enter are not read. state:
+    the folder of the state before, None to begin from nothing. new_state: the folder for the state after,
+    made here, None to keep none. out: places for tensors of `base`, each in any float dtype; tensors left out
+    are not made. journal: a file that lets the same call go on where an interrupted one stopped; the caller
+    deletes it.
 
-    The bytes written depend on base, method, members and their order alone. Errors: NonFinite names tensor and index;
-    FormatError and PlaitError where files fail; VerificationError where the last member leaves and sums are not 0.
+    The bytes written depend on base, method, members and their order alone. Errors: NonFinite names tensor
+    and index; FormatError and PlaitError where files fail; VerificationError where the last member leaves and
+    sums are not 0.
     """
     start = time.monotonic()
     _check(method, base, members, enter, leave, out)
@@ -183,7 +186,8 @@ def _state_pass(
     *,
     keep: bool,
 ) -> set[str]:
-    """Members into the state, and with an outlook the state into the output. Returns the tensors with a state."""
+    """Members into the state, and with an outlook the state into the output. Returns the tensors with a
+    state."""
     wholes = [whole(merge.base[name], name) for name in touched]
     writer = None
     plan = merge.plan(touched)
@@ -220,7 +224,8 @@ def _spilled(merge: _Merge) -> int:
 
 
 def _prepare(merge: _Merge, members: Sequence[Incoming], key: str) -> list[Known]:
-    """What the method's `prepare` knows of each member; members whose knowledge was handed in are not read."""
+    """What the method's `prepare` knows of each member; members whose knowledge was handed in are not
+    read."""
     missing = [n for n, m in enumerate(members) if m.known is None]
     found: dict[int, Known] = {}
     journal = merge.driver.journal
@@ -292,7 +297,8 @@ def _with(member: Incoming, known: Known) -> Incoming:
 
 @contextmanager
 def _folder_for_state(merge: _Merge, new_state: Path | None, *, needed: bool) -> Iterator[Path | None]:
-    """The folder of the new state; a temporary one beside the output where none is kept but the method concludes."""
+    """The folder of the new state; a temporary one beside the output where none is kept but the method
+    concludes."""
     if new_state is not None:
         new_state.mkdir(parents=True, exist_ok=True)
         yield new_state
@@ -337,7 +343,8 @@ def _check(
 
 
 def _identity(merge: _Merge, state: Path | None, new_state: Path | None) -> list[Any]:
-    """All that decides which bytes a merge writes where: an interrupted one goes on only if this is the same."""
+    """All that decides which bytes a merge writes where: an interrupted one goes on only if this is the
+    same."""
 
     def row(member: Incoming) -> list[Any]:
         return [member.task, member.weight, _refs(member.refs), member.known, member.seed.hex()]

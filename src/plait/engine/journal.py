@@ -1,9 +1,9 @@
 """What an interrupted plan had finished, so that it goes on at the first job whose bytes are not there.
 
-The journal is a text file of JSON lines. The first line is a fingerprint of the plan; a journal of another plan is
-emptied. Then comes one line for every finished job: the ranges of files that it wrote, their crc32, and what the
-job returned. A job counts as done only if those bytes are still there: a line that was torn or whose bytes never
-reached the disk is simply done again.
+The journal is a text file of JSON lines. The first line is a fingerprint of the plan; a journal of another
+plan is emptied. Then comes one line for every finished job: the ranges of files that it wrote, their crc32,
+and what the job returned. A job counts as done only if those bytes are still there: a line that was torn or
+whose bytes never reached the disk is simply done again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Wrote = list[list[Any]]
 
 
 class Journal:
-    """One journal file, open for the time of one plan. `close` keeps the file: the caller deletes it with the rest
-    of its workspace once the result is published."""
+    """One journal file, open for the time of one plan. `close` keeps the file: the caller deletes it with the
+    rest of its workspace once the result is published."""
 
     def __init__(self, path: Path, fingerprint: Any) -> None:
         self.path = path

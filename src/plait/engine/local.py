@@ -1,4 +1,5 @@
-"""Runs the jobs of a plan on threads of this process. One job is one thread: torch stays single-threaded inside."""
+"""Runs the jobs of a plan on threads of this process. One job is one thread: torch stays single-threaded
+inside."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def run(
 ) -> list[R]:
     """What `act` returns for every job, in the order of `jobs`, whatever the number of threads.
 
-    `done` is called in the caller's thread as jobs end. The first exception stops the plan: running jobs end, no
-    other starts, and the exception of the job that is first in the plan is raised. So does a keyboard
+    `done` is called in the caller's thread as jobs end. The first exception stops the plan: running jobs end,
+    no other starts, and the exception of the job that is first in the plan is raised. So does a keyboard
     interrupt. The caller's torch thread count is left as it was.
     """
     results: dict[int, R] = {}

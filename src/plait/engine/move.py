@@ -26,7 +26,8 @@ def _element(shape: tuple[int, ...], name: str) -> Grain:
 
 @dataclass(frozen=True)
 class CopyPass:
-    """Copies pairs of tensors. A piece is named by the number of its pair, since two pairs may share a name."""
+    """Copies pairs of tensors. A piece is named by the number of its pair, since two pairs may share a
+    name."""
 
     pairs: tuple[tuple[TensorRef, TensorRef], ...]
 
@@ -63,8 +64,8 @@ class CopyPass:
 def copy(
     pairs: Sequence[tuple[TensorRef, TensorRef]], settings: Settings, progress: Gauge | None = None
 ) -> int:
-    """Copy each first tensor over the place of the second, byte for byte; a float tensor whose place has another
-    float dtype is rounded once. Returns the number of bytes written."""
+    """Copy each first tensor over the place of the second, byte for byte; a float tensor whose place has
+    another float dtype is rounded once. Returns the number of bytes written."""
     driver = Driver(settings, progress)
     task = CopyPass(tuple(pairs))
     driver.write("copy", task.plan(), task, task.total)
@@ -76,10 +77,10 @@ class Intake:
     """What one look at an expert tells.
 
     changed: tensors whose value differs from the base's somewhere (the sign of zero counts).
-    nonfinite: (tensor, index) of the first NaN or infinity of each of the expert's tensors that has one, the index
-    with one number for each axis.
-    distance: Euclidean norm of expert - base; norm: that of the base. Over the mergeable tensors, in fp64 over fixed
-    blocks; elements of blocks with NaN or infinity are left out.
+    nonfinite: (tensor, index) of the first NaN or infinity of each of the expert's tensors that has one, the
+    index with one number for each axis.
+    distance: Euclidean norm of expert - base; norm: that of the base. Over the mergeable tensors, in fp64
+    over fixed blocks; elements of blocks with NaN or infinity are left out.
     """
 
     changed: set[str]

@@ -12,7 +12,7 @@ from plait.engine.plan import Job
 from plait.engine.state import Record, StateReader, StateWriter, blank
 from plait.methods.base import Answers, Known, Outlook, Part, State, Survey, TensorMethod, Where
 from plait.tensors import BLOCK, Tensor, torch
-from plait.tensors.exact import ExactSum, settle
+from plait.tensors.exact import Exact, ExactSum, settle
 from plait.types import TensorRef
 
 
@@ -20,8 +20,8 @@ from plait.types import TensorRef
 class Incoming:
     """A member as the engine sees it.
 
-    refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known: what
-    the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
+    refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known:
+    what the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
     """
 
     task: str
@@ -39,8 +39,8 @@ class Source:
     allow_nonfinite: bool
 
     def base_piece(self, desk: Desk, where: Where) -> tuple[Tensor, Tensor | None]:
-        """A piece of the base, and where it is NaN or infinite (a bool mask, None if nowhere). There the piece is 0,
-        and so are the experts': the merged tensor keeps the base's value."""
+        """A piece of the base, and where it is NaN or infinite (a bool mask, None if nowhere). There the
+        piece is 0, and so are the experts': the merged tensor keeps the base's value."""
         ref = self.base[where.name]
         values = desk.read(ref, where.first, where.count, "base")
         if is_finite(values, ref.dtype):
@@ -54,7 +54,8 @@ class Source:
     def expert_piece(
         self, desk: Desk, where: Where, member: Incoming, base: Tensor, hole: Tensor | None
     ) -> Tensor:
-        """A piece of a tensor that the member changes; NaN and infinity, where allowed, are the base's values."""
+        """A piece of a tensor that the member changes; NaN and infinity, where allowed, are the base's
+        values."""
         ref = member.refs[where.name]
         values = desk.read(ref, where.first, where.count, "expert")
         if is_finite(values, ref.dtype):
@@ -104,8 +105,8 @@ class SurveyPass:
 
 
 def sampled(piece: Where, stride: int) -> list[tuple[int, int]]:
-    """(first, count) of the runs of a piece that a survey of that stride sees: the piece itself for stride 1, else
-    the blocks of BLOCK elements whose number in the tensor is a multiple of the stride."""
+    """(first, count) of the runs of a piece that a survey of that stride sees: the piece itself for stride 1,
+    else the blocks of BLOCK elements whose number in the tensor is a multiple of the stride."""
     if stride <= 1:
         return [(piece.first, piece.count)]
     step, end = stride * BLOCK, piece.first + piece.count
@@ -137,9 +138,9 @@ class ExaminePass:
 class FoldPass:
     """Members into the state, the state into the output: all of a merge, or either half of it.
 
-    enter, leave: members that step in, or are taken out. state: what was before; None or a tensor without state: the
-    start. new_state: where the state is kept. outlook: None where no output is written. out: places of the output.
-    A job returns what saving each piece told; None where no state is kept.
+    enter, leave: members that step in, or are taken out. state: what was before; None or a tensor without
+    state: the start. new_state: where the state is kept. outlook: None where no output is written. out:
+    places of the output. A job returns what saving each piece told; None where no state is kept.
     """
 
     method: TensorMethod
@@ -163,9 +164,8 @@ class FoldPass:
         place = self.out.get(where.name)
         if self.outlook is not None and place is not None:
             shift = self.method.merge(base, state, where, self.outlook)
-            if isinstance(shift, Tensor_()):
-                shift = shift.reshape(-1)
-            values = settle(base, shift, torch_dtype(place.dtype))
+            flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
+            values = settle(base, flat, torch_dtype(place.dtype))
             if hole is not None:
                 original = desk.read(self.source.base[where.name], where.first, where.count, "base")
                 values = torch.where(hole, original.to(values.dtype), values)
@@ -175,8 +175,8 @@ class FoldPass:
     def _fold(
         self, where: Where, desk: Desk, base: Tensor, hole: Tensor | None, state: State, begun: bool
     ) -> State:
-        """The state with members taken out and put in. A member that does not change the tensor adds nothing to a
-        sum; for another method it takes a step with a task vector of 0, once the tensor has a state."""
+        """The state with members taken out and put in. A member that does not change the tensor adds nothing
+        to a sum; for another method it takes a step with a task vector of 0, once the tensor has a state."""
         additive = self.method.facts.family == "additive"
         for member in self.leave:
             if where.name in member.refs:
@@ -201,16 +201,12 @@ class FoldPass:
         return Part(where, base, expert, member.weight, member.known or {}, member.seed)
 
 
-def Tensor_() -> type:
-    return torch.Tensor
-
-
 def in_lockstep(
     generators: Mapping[int, Generator[Survey, Answers, Known]],
     ask: Callable[[dict[int, Survey]], dict[int, Answers]],
 ) -> dict[int, Known]:
-    """Run generators side by side: `ask` answers one survey of each that still runs, in one pass. Returns their
-    last words, as they come back from JSON, so that a recorded value and a fresh one are the same."""
+    """Run generators side by side: `ask` answers one survey of each that still runs, in one pass. Returns
+    their last words, as they come back from JSON, so that a recorded value and a fresh one are the same."""
     known: dict[int, Known] = {}
     surveys: dict[int, Survey] = {}
     answers: dict[int, Answers] = {}

@@ -1,7 +1,7 @@
 """A merge as data: tensors are cut into pieces, pieces are gathered into jobs. Pure, no files and no threads.
 
-A piece is what a method sees in one call. A job is a run of pieces that one thread works through; every job reads
-and writes its own byte ranges, so jobs may run in any order, side by side, and more than once.
+A piece is what a method sees in one call. A job is a run of pieces that one thread works through; every job
+reads and writes its own byte ranges, so jobs may run in any order, side by side, and more than once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Settings:
     """How to run a plan. Nothing here changes a byte of the result.
 
     workers: threads; one job runs on one of them. chunk: elements of a piece, a multiple of BLOCK.
-    allow_nonfinite: NaN and infinity in an input are not refused; where an expert holds one it takes the base's
-    value, where the base holds one the output is the base's.
+    allow_nonfinite: NaN and infinity in an input are not refused; where an expert holds one it takes the
+    base's value, where the base holds one the output is the base's.
     """
 
     workers: int = field(default_factory=_cores)
@@ -86,8 +86,8 @@ def jobs(
     chunk: int,
     batch: int = BATCH,
 ) -> list[Job]:
-    """Jobs over `tensors`, in the order given; whole matrices come first, the largest before the others, because
-    the last job to end decides when the plan ends."""
+    """Jobs over `tensors`, in the order given; whole matrices come first, the largest before the others,
+    because the last job to end decides when the plan ends."""
     runs: list[tuple[Where, ...]] = []
     matrices: list[tuple[Where, ...]] = []
     run: list[Where] = []

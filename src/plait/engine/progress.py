@@ -40,8 +40,8 @@ class Silent:
 
 
 class Progress:
-    """Bytes, speed and time left, on `stream`. On a terminal one line is drawn again and again and wiped at the
-    end; elsewhere a plain line comes every ten seconds, so that short merges say nothing in a log."""
+    """Bytes, speed and time left, on `stream`. On a terminal one line is drawn again and again and wiped at
+    the end; elsewhere a plain line comes every ten seconds, so that short merges say nothing in a log."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream

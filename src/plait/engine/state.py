@@ -1,13 +1,15 @@
 """The state of a fold on disk: a folder with `dense.safetensors` and `sparse.safetensors`.
 
-dense   `slot/bin/tensor`   one fp64 array for each dense bin of an exact slot, or `slot/value/tensor`, the array of
+dense   `slot/bin/tensor`   one fp64 array for each dense bin of an exact slot, or `slot/value/tensor`, the
+array of
                             a plain slot; flat, in the order of (tensor, slot, bin)
-sparse  `slot/bin/index/tensor` and `slot/bin/value/tensor`: what lies in the other bins of exact slots, and the
+sparse  `slot/bin/index/tensor` and `slot/bin/value/tensor`: what lies in the other bins of exact slots, and
+the
                             signs of zero (bin `z`); int64 flat indices in rising order, fp64 values, never 0
 
-The bytes are a function of the state's value. For an additive method a tensor is in the file if and only if some
-array of it has a bit that is not zero, so adding a member and taking it out again gives the file of never having
-added it. For other methods a tensor is in the file if and only if some member has changed it.
+The bytes are a function of the state's value. For an additive method a tensor is in the file if and only if
+some array of it has a bit that is not zero, so adding a member and taking it out again gives the file of
+never having added it. For other methods a tensor is in the file if and only if some member has changed it.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ def _count(where: Where) -> int:
 
 
 def _cut(desk: Desk, index: TensorRef, value: TensorRef, where: Where) -> tuple[Tensor, Tensor] | None:
-    """The sparse entries that lie in a piece, indices counted from the piece's start; None without entries."""
+    """The sparse entries that lie in a piece, indices counted from the piece's start; None without
+    entries."""
 
     def at(place: int) -> int:
         return int(desk.read(index, place, 1, "probe")[0])
@@ -142,8 +145,8 @@ def _cut(desk: Desk, index: TensorRef, value: TensorRef, where: Where) -> tuple[
 class StateWriter:
     """Writes a state piece by piece, in any order and from several threads, into a folder that exists.
 
-    tensors: every tensor that may have a state. What an earlier, interrupted writer of the same state left in the
-    folder is kept. `finish` makes the files canonical.
+    tensors: every tensor that may have a state. What an earlier, interrupted writer of the same state left in
+    the folder is kept. `finish` makes the files canonical.
     """
 
     def __init__(
@@ -200,8 +203,8 @@ class StateWriter:
         return place, index.numel()
 
     def finish(self, records: Iterable[tuple[Where, Record]], *, sync: bool) -> set[str]:
-        """Write the sparse file; drop tensors whose state is zero where the method is additive. Returns the names
-        that remain. records: what `save` returned for every piece of every tensor."""
+        """Write the sparse file; drop tensors whose state is zero where the method is additive. Returns the
+        names that remain. records: what `save` returned for every piece of every tensor."""
         alive: set[str] = set()
         entries: dict[str, list[tuple[int, int, int]]] = {}
         for where, (some, notes) in records:
