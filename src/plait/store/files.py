@@ -37,6 +37,16 @@ def storage_error(error: OSError, doing: str, path: Path) -> PlaitError:
     return PlaitError(f"{path}: {doing} failed: {advice}")
 
 
+def no_links(error: OSError, path: Path) -> PlaitError:
+    """The error of a failed link(2), restated; a file system without hard links gets its own words."""
+    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+        return PlaitError(
+            f"{path}: this file system has no hard links ({_reason(error)}), which the ledger needs; "
+            "keep the line on a local disk"
+        )
+    return storage_error(error, "linking", path)
+
+
 def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 

@@ -5,7 +5,6 @@ An entry gets its number only if that number is free (link(2)), so of two writer
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any
 
 from plait.errors import LockedError, PlaitError, VerificationError
 from plait.store.canonical import decode, seal, unseal
-from plait.store.files import failing, is_temporary, read_file, sync_folder, temporary, write_new
+from plait.store.files import failing, is_temporary, no_links, read_file, sync_folder, temporary, write_new
 
 Entry = dict[str, Any]
 
@@ -128,12 +127,7 @@ class Ledger:
                 "nothing was changed, run the command again"
             ) from None
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                raise PlaitError(
-                    f"{final}: this file system has no hard links, which the ledger needs; "
-                    "keep the line on a local disk"
-                ) from error
-            raise
+            raise no_links(error, final) from error
 
     def _count(self) -> int:
         count, problems = self._listing()

@@ -172,7 +172,7 @@ class Objects:
                 if error.errno != errno.EXDEV:
                     raise
                 digest = self._copy(path)
-            sync_folder(target.parent)
+            _settle(target)
         with suppress(FileNotFoundError):
             os.unlink(path)
         return digest
@@ -185,7 +185,7 @@ class Objects:
             if not self._kept(target, fresh.stat().st_size):
                 make_folder(target.parent)
                 os.rename(fresh, target)
-                sync_folder(target.parent)
+                _settle(target)
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(fresh)
@@ -206,6 +206,16 @@ class Objects:
         sync_folder(target.parent)
         os.utime(target)  # the grace period of gc starts anew
         return True
+
+
+def _settle(target: Path) -> None:
+    """Put a new object's name on the disk, or take the object away again."""
+    try:
+        sync_folder(target.parent)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(target)
+        raise
 
 
 def _damaged(path: Path) -> str:

@@ -18,6 +18,7 @@ from plait.store.files import (
     failing,
     is_temporary,
     make_folder,
+    no_links,
     read_file,
     sync_folder,
     temporary,
@@ -167,10 +168,7 @@ def _probe(fresh: Path) -> None:
         os.link(fresh / SETTINGS, probe)
         os.unlink(probe)
     except OSError as error:
-        raise PlaitError(
-            f"{fresh.parent}: this file system has no hard links ({error.strerror}), "
-            "which the ledger needs; keep the line on a local disk"
-        ) from error
+        raise no_links(error, fresh.parent) from error
 
 
 def _sweep(place: Path) -> None:
@@ -192,7 +190,11 @@ def _appear(fresh: Path, place: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             _refuse_existing(place)
         raise
-    sync_folder(place.parent)
+    try:
+        sync_folder(place.parent)
+    except OSError:
+        os.rename(place, fresh)  # not known to be on the disk: the caller removes it
+        raise
 
 
 def _refuse_existing(place: Path) -> None:

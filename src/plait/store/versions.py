@@ -62,8 +62,15 @@ class Versions:
                 raise
             os.utime(folder)
             replace(self._list(digest), seal({"files": _files(folder, folder)}))
-            self._rename(folder, target)
-            sync_folder(self.folder)
+            if not self._rename(folder, target):
+                self._keep(folder, target)  # someone published the same version first
+                return target
+            try:
+                sync_folder(self.folder)
+            except OSError:
+                with suppress(OSError):
+                    discard(target, self.scratch)  # not known to be on the disk, so not published
+                raise
         return target
 
     def path(self, digest: str) -> Path:
@@ -140,20 +147,21 @@ class Versions:
         if not os.path.samefile(folder, target):
             discard(folder, self.scratch)
 
-    def _rename(self, folder: Path, target: Path) -> None:
+    def _rename(self, folder: Path, target: Path) -> bool:
+        """Give the folder its place; False if the place is taken."""
         try:
             os.rename(folder, target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                self._keep(folder, target)  # someone published the same version first
-            elif error.errno == errno.EXDEV:
-                fresh = temporary(self.folder)
-                _copy_tree(folder, fresh)
-                sync_tree(fresh)
-                os.rename(fresh, target)
-                discard(folder, folder.parent)
-            else:
+                return False
+            if error.errno != errno.EXDEV:
                 raise
+            fresh = temporary(self.folder)
+            _copy_tree(folder, fresh)
+            sync_tree(fresh)
+            os.rename(fresh, target)
+            discard(folder, folder.parent)
+        return True
 
 
 def _files(folder: Path, root: Path) -> dict[str, dict[str, Any]]:
