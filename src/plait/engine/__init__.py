@@ -4,9 +4,22 @@ numpy."""
 from __future__ import annotations
 
 from plait.engine.fold import Folded, fold
+from plait.engine.model import Modelled, run_model
 from plait.engine.move import Intake, copy, intake
 from plait.engine.passes import Incoming
 from plait.engine.plan import Settings
 from plait.engine.progress import Progress, Silent
 
-__all__ = ["Folded", "Incoming", "Intake", "Progress", "Settings", "Silent", "copy", "fold", "intake"]
+__all__ = [
+    "Folded",
+    "Incoming",
+    "Intake",
+    "Modelled",
+    "Progress",
+    "Settings",
+    "Silent",
+    "copy",
+    "fold",
+    "intake",
+    "run_model",
+]

@@ -17,7 +17,8 @@ from plait.errors import FormatError, NonFinite, PlaitError
 from plait.tensors import Tensor, torch
 from plait.types import DTYPES, TensorRef
 
-OPEN = 24
+OPEN = 64
+"""Files that one thread holds open: few enough for eight threads under the usual limit of 1024."""
 
 
 class Desk:

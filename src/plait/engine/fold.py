@@ -18,6 +18,7 @@ from plait.engine.move import CopyPass
 from plait.engine.passes import (
     ExaminePass,
     FoldPass,
+    GivePass,
     Incoming,
     Source,
     SurveyPass,
@@ -149,12 +150,9 @@ def _fold(merge: _Merge, state: Path | None, new_state: Path | None) -> set[str]
 
     with _folder_for_state(merge, new_state, needed=concludes) as folder:
         alive = touched
-        if not computes or concludes:  # the state alone
-            if folder is not None:
-                alive = _state_pass(merge, touched, reader, folder, None, keep=new_state is not None)
-        else:
-            outlook = Outlook(facts)
-            alive = _state_pass(merge, touched, reader, folder, outlook, keep=True)
+        outlook = Outlook(facts) if computes and not concludes else None
+        if folder is not None or outlook is not None:
+            alive = _state_pass(merge, touched, reader, folder, outlook, keep=new_state is not None)
         if not facts and alive and folder is not None:
             raise VerificationError(
                 f"the last member left, but sums of {len(alive)} tensors are not 0, {min(alive)} among them; "
@@ -173,7 +171,11 @@ def _fold(merge: _Merge, state: Path | None, new_state: Path | None) -> set[str]
     computed = alive if computes else set()
     # Tensors of a state that vanished in the one pass were written by it, with the same bytes as a copy.
     written = touched if computes and not concludes else computed
-    _copy(merge, only, {name for name in merge.out if name not in written})
+    if only:
+        written = _give(merge)
+    pairs = [(merge.base[name], place) for name, place in sorted(merge.out.items()) if name not in written]
+    copies = CopyPass(tuple(pairs))
+    merge.driver.write("copy", copies.plan(), copies, copies.total)
     return computed
 
 
@@ -281,14 +283,15 @@ def _conclude(merge: _Merge, state: StateReader, facts: Sequence[MemberFacts]) -
     return in_lockstep({0: merge.method.conclude({w.name: w for w in places}, facts)}, ask)[0]
 
 
-def _copy(merge: _Merge, only: bool, names: set[str]) -> None:
-    """Copy tensors from the base, or from the only member where the method gives that one back."""
-    member = merge.members[0] if only else None
-    if member is not None and not member.refs:
+def _give(merge: _Merge) -> set[str]:
+    """Write the only member's tensors where the method gives that one back. Returns their names."""
+    member = merge.members[0]
+    if not member.refs:
         member = next((m for m in merge.enter if m.task == member.task), member)
-    refs = {**merge.base, **(member.refs if member is not None else {})}
-    task = CopyPass(tuple((refs[name], merge.out[name]) for name in sorted(names)))
-    merge.driver.write("copy", task.plan(), task, task.total)
+    names = {name for name, ref in member.refs.items() if ref.numel and name in merge.out}
+    total = sum(merge.base[n].nbytes + member.refs[n].nbytes + merge.out[n].nbytes for n in names)
+    merge.driver.write("give", merge.plan(names), GivePass(merge.source, member, merge.out), total)
+    return names
 
 
 def _with(member: Incoming, known: Known) -> Incoming:

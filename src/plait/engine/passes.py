@@ -12,7 +12,7 @@ from plait.engine.plan import Job
 from plait.engine.state import Record, StateReader, StateWriter, blank
 from plait.methods.base import Answers, Known, Outlook, Part, State, Survey, TensorMethod, Where
 from plait.tensors import BLOCK, Tensor, torch
-from plait.tensors.exact import Exact, ExactSum, settle
+from plait.tensors.exact import Exact, ExactSum, round_once, settle
 from plait.types import TensorRef
 
 
@@ -50,6 +50,11 @@ class Source:
         hole = torch.isfinite(values).logical_not()
         values.masked_fill_(hole, 0.0)
         return values, hole
+
+    def original(self, desk: Desk, where: Where, dtype: torch.dtype) -> Tensor:
+        """A piece of the base as it is in the file, NaN and infinity included. Overwrites what `base_piece`
+        gave."""
+        return desk.read(self.base[where.name], where.first, where.count, "base").to(dtype)
 
     def expert_piece(
         self, desk: Desk, where: Where, member: Incoming, base: Tensor, hole: Tensor | None
@@ -167,8 +172,7 @@ class FoldPass:
             flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
             values = settle(base, flat, torch_dtype(place.dtype))
             if hole is not None:
-                original = desk.read(self.source.base[where.name], where.first, where.count, "base")
-                values = torch.where(hole, original.to(values.dtype), values)
+                values = torch.where(hole, self.source.original(desk, where, values.dtype), values)
             desk.write(place, where.first, values)
         return record
 
@@ -199,6 +203,26 @@ class FoldPass:
     @staticmethod
     def _part(where: Where, base: Tensor, expert: Tensor, member: Incoming) -> Part:
         return Part(where, base, expert, member.weight, member.known or {}, member.seed)
+
+
+@dataclass(frozen=True)
+class GivePass:
+    """The only member's tensors into the output, unchanged: for a method that gives that member back."""
+
+    source: Source
+    member: Incoming
+    out: Mapping[str, TensorRef]
+
+    def __call__(self, job: Job, desk: Desk) -> None:
+        for where in job.pieces:
+            base, hole = self.source.base_piece(desk, where)
+            expert = self.source.expert_piece(desk, where, self.member, base, hole)
+            place = self.out[where.name]
+            dtype = torch_dtype(place.dtype)
+            values = expert if expert.dtype == dtype else round_once(expert.double(), dtype)
+            if hole is not None:
+                values = torch.where(hole, self.source.original(desk, where, dtype), values)
+            desk.write(place, where.first, values)
 
 
 def in_lockstep(

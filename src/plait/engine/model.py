@@ -1,0 +1,126 @@
+"""Merges by methods that see all weights at once. Whole models are in memory here, and networks run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.checkpoint.format import FileWriter, fsync_folder, read_header
+from plait.engine.desk import Desk, torch_dtype
+from plait.engine.drive import Driver
+from plait.engine.move import CopyPass
+from plait.engine.passes import Incoming, Source
+from plait.engine.plan import Settings, whole
+from plait.engine.progress import Gauge
+from plait.errors import VerificationError
+from plait.methods.base import Known, MemberFacts, ModelMethod
+from plait.tensors import Tensor, torch
+from plait.tensors.exact import round_once
+from plait.types import TensorRef
+
+STATE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """known: by task, what each step found. counts: tensors "merged" and "copied"."""
+
+    known: dict[str, Known]
+    counts: dict[str, int]
+    seconds: float
+
+
+def run_model(
+    method: ModelMethod,
+    base: Mapping[str, TensorRef],
+    members: Sequence[Incoming],
+    problem: Any,
+    out: Mapping[str, TensorRef],
+    *,
+    enter: Sequence[Incoming],
+    state: Path | None,
+    new_state: Path | None,
+    settings: Settings,
+    progress: Gauge | None = None,
+) -> Modelled:
+    """Let `enter` step into the state, one after the other, and write the state as the merged model.
+
+    The arguments are those of `fold`; weights are fp32, fp64 where the base is fp64. Runs in the caller's
+    thread, with its torch threads: bytes are the same for the same thread count, device and library versions.
+    Errors: NonFinite for an input, also for what a step returns; VerificationError for a state of another
+    base.
+    """
+    start = time.monotonic()
+    desk = Desk()
+    try:
+        names = sorted(name for name, ref in base.items() if ref.mergeable and ref.numel)
+        source = Source(base, settings.allow_nonfinite)
+        weights = {name: _whole_base(desk, base[name], name) for name in names}
+        now = _load(state, desk, weights) if state is not None else method.start(weights)
+        facts = {m.task: MemberFacts(m.weight, m.known or {}) for m in members}
+        order = [m.task for m in members]
+        found: dict[str, Known] = {}
+        for member in enter:
+            expert = {name: _whole_expert(desk, source, member, name, weights[name]) for name in names}
+            so_far = [facts[task] for task in order[: order.index(member.task) + 1]]
+            now, found[member.task] = method.step(now, weights, expert, so_far, problem)
+            facts[member.task] = MemberFacts(member.weight, found[member.task])
+        if new_state is not None:
+            _save(new_state, desk, {name: now[name] for name in names})
+        merged = {name for name in names if name in out}
+        for name in sorted(merged):
+            desk.write(
+                out[name], 0, round_once(now[name].detach().double().flatten(), torch_dtype(out[name].dtype))
+            )
+        copies = CopyPass(tuple((base[n], place) for n, place in sorted(out.items()) if n not in merged))
+        Driver(settings, progress).write("copy", copies.plan(), copies, copies.total)
+    finally:
+        desk.close()
+    counts = {"merged": len(merged), "copied": len(out) - len(merged)}
+    return Modelled(found, counts, time.monotonic() - start)
+
+
+def _wide(dtype: str) -> torch.dtype:
+    return torch.float64 if dtype == "F64" else torch.float32
+
+
+def _whole_base(desk: Desk, ref: TensorRef, name: str) -> Tensor:
+    values, _ = Source({name: ref}, False).base_piece(desk, whole(ref, name))
+    return values.to(_wide(ref.dtype), copy=True).view(ref.shape)
+
+
+def _whole_expert(desk: Desk, source: Source, member: Incoming, name: str, base: Tensor) -> Tensor:
+    if name not in member.refs:
+        return base
+    ref = source.base[name]
+    values = source.expert_piece(desk, whole(ref, name), member, base.flatten(), None)
+    return values.to(base.dtype, copy=True).view(ref.shape)
+
+
+def _load(folder: Path, desk: Desk, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    held = read_header(folder / STATE).tensors
+    for name, weight in weights.items():
+        if name not in held or held[name].shape != tuple(weight.shape):
+            raise VerificationError(
+                f"{folder / STATE}: tensor {name} is missing or of another shape; the state belongs to another "
+                "base, rebuild it from the members"
+            )
+    return {
+        name: desk.read(ref, 0, ref.numel, "state").clone().view(ref.shape)
+        for name, ref in held.items()
+        if name in weights
+    }
+
+
+def _save(folder: Path, desk: Desk, weights: Mapping[str, Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = [
+        (n, "F64" if w.dtype == torch.float64 else "F32", tuple(w.shape)) for n, w in sorted(weights.items())
+    ]
+    with FileWriter(folder / STATE, entries, {"format": "plait model state 1"}) as writer:
+        for name, weight in weights.items():
+            desk.write(writer.places[name], 0, weight.detach().flatten())
+    fsync_folder(folder)
