@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from plait.checkpoint.format import hash_tensor
 from plait.types import TensorRef
@@ -13,6 +12,10 @@ from plait.types import TensorRef
 
 def tensor_digests(tensors: Mapping[str, TensorRef], workers: int | None = None) -> dict[str, str]:
     """`hash_tensor` of every tensor, by name, in the given order; large tensors are hashed side by side."""
+    from concurrent.futures import (
+        ThreadPoolExecutor,
+    )  # here: it costs 10 ms, which most commands need not pay
+
     count = workers or min(8, os.cpu_count() or 1)
     names = sorted(tensors, key=lambda name: -tensors[name].nbytes)  # large ones first: threads end together
     with ThreadPoolExecutor(count) as pool:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from plait.checkpoint.format import same_bytes
-from plait.checkpoint.ties import is_embedding, is_head, ties_heads, twin
-from plait.errors import FormatError, KeyMismatch
+from plait.checkpoint.names import map_names, matcher, suggest
+from plait.checkpoint.ties import is_embedding, is_head, says_tied, twin
+from plait.errors import KeyMismatch
 from plait.types import DTYPES, TensorRef
 
 if TYPE_CHECKING:
     from plait.checkpoint.layout import Checkpoint
 
-WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
-"""Prefixes that wrappers (DataParallel, torch.compile, peft) put before every name."""
-
 Class = Literal["merged", "private", "buffer", "tied", "kept"]
 
 _SHOWN = 20
+_TIES = 16  # an expert that differs in more names is not searched for tied weights: it is another model
 _QUANTISED = re.compile(r"\.(qweight|qzeros|g_idx|SCB|weight_format|absmax|quant_map|weight_packed)$")
 
 
@@ -38,6 +37,9 @@ class Accounting:
         str, Class
     ]  # every tensor of the expert, by its name there: merged, buffer, tied or private
     tied: dict[str, str]  # alias -> name in the base whose bytes it shares
+    names: dict[str, str] = field(default_factory=dict)  # name in the base (or private) -> name in the expert
+    removed: str = ""  # prefix that was taken off the expert's names to fit the base's
+    added: str = ""  # prefix that was put before them
     notes: tuple[str, ...] = ()
 
     @property
@@ -46,22 +48,6 @@ class Accounting:
         totals = Counter[str](self.of_base.values())
         totals["private"] += len(self.private)
         return dict(totals)
-
-
-def canonical_names(path: str, names: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Names without the prefixes that wrappers put before all of them: (name -> canonical name, prefix).
-
-    Errors: FormatError where two names become one.
-    """
-    prefix = ""
-    while True:
-        found = next(
-            (w for w in WRAPPERS if all(n.startswith(prefix + w) and n != prefix + w for n in names)), None
-        )
-        if found is None:
-            break
-        prefix += found
-    return {name: name[len(prefix) :] for name in names}, prefix
 
 
 def account(base: Checkpoint, expert: Checkpoint, private: Sequence[str] = ()) -> Accounting:
@@ -88,15 +74,20 @@ class _Account:
     notes: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)  # offending name -> what is wrong
     extra: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)  # offending names that --private may help
     hints: list[str] = field(default_factory=list)
 
     def run(self) -> Accounting:
-        self.names, note = map_names(
-            list(self.base.tensors), list(self.expert.tensors)
-        )  # in base -> in expert
-        self.notes += [*self.expert.notes, *([note] if note else [])]
         self.is_private = matcher(self.patterns)
+        # name in the base -> name in the expert
+        self.names, removed, added = map_names(
+            list(self.base.tensors), list(self.expert.tensors), self.is_private
+        )
+        self.notes += self.expert.notes
+        if removed:
+            self.notes.append(f"prefix {removed!r} of the expert's names was removed")
+        if added:
+            self.notes.append(f"prefix {added!r} was put before the expert's names")
         for name in self.names:
             if self.is_private(name):
                 self.private[name] = self._theirs(name)
@@ -119,6 +110,9 @@ class _Account:
             self.of_base,
             self.of_expert,
             self.tied,
+            self.names,
+            removed,
+            added,
             tuple(self.notes),
         )
 
@@ -169,15 +163,13 @@ class _Account:
 
     def _missing(self, name: str, ref: TensorRef) -> None:
         """The expert lacks a tensor: it fits only if the base has the same bytes under another name."""
-        same = [
-            other
-            for other in self.base.tensors.values()
-            if other.shape == ref.shape and other.dtype == ref.dtype and other.name in self.names
-        ]
-        found = twin(ref, same) if ref.mergeable else None
+        found = None
+        if ref.mergeable and len(self.apart) < _TIES:
+            ours = self.base.tensors
+            found = twin(ref, [o for o in ours.values() if o.shape == ref.shape and o.name in self.names])
         if found is None:
             self.problems[name] = f"{_kind(ref)} is in the base, not in the expert"
-            self.missing.append(name)
+            self.apart.append(name)
             return
         theirs = self._theirs(found)
         self.merge[name] = TensorRef(name, theirs.dtype, theirs.shape, theirs.file, theirs.start, theirs.end)
@@ -187,23 +179,23 @@ class _Account:
     def _extra(self, name: str) -> None:
         """A tensor that the base lacks: an alias of one that the base has, or refused."""
         ref = self._theirs(name)
-        same = [
-            self._theirs(other)
-            for other in self.names
-            if other in self.base.tensors and self.expert.tensors[self.names[other]].shape == ref.shape
-        ]
-        found = twin(ref, same) if ref.mergeable else None
+        same: list[TensorRef] = []
+        if ref.mergeable and len(self.extra) < _TIES:
+            fitting = [n for n in self.names if n in self.base.tensors]
+            same = [self._theirs(n) for n in fitting if self.expert.tensors[self.names[n]].shape == ref.shape]
+        found = twin(ref, same)
         if found is not None:
             self.of_expert[self.names[name]] = "tied"
             self.tied[name] = found
             self.notes.append(f"{name} of the expert is tied to {found}; the base stores only the latter")
             return
         kept = next((o.name for o in same if is_embedding(o.name)), None)
-        if is_head(name) and kept is not None and self.base.config and ties_heads(self.base.config):
+        if is_head(name) and kept is not None and says_tied(self.base.config):
             self._untied(name, kept)
             return
         self.problems[name] = f"{_kind(ref)} is in the expert, not in the base"
         self.extra.append(name)
+        self.apart.append(name)
 
     def _fault(self, ref: TensorRef, theirs: TensorRef) -> str | None:
         """Why a pair of tensors does not fit; None if it does."""
@@ -217,6 +209,7 @@ class _Account:
                     "the vocabularies differ in size: resize the expert's embeddings, or keep them apart "
                     "with --private"
                 )
+            self.apart.append(ref.name)
             return f"expert has {_shape(theirs)}, base has {_shape(ref)}"
         if ref.mergeable and theirs.mergeable:
             return None
@@ -229,7 +222,8 @@ class _Account:
             return f"quantised: expert has {_kind(theirs)}, base has {_kind(ref)}"
         if ref.dtype != theirs.dtype:
             return f"expert has dtype {theirs.dtype}, base has {ref.dtype}"
-        self.hints.append("buffers of whole numbers cannot be merged: keep them apart with --private")
+        self.hints.append(f"{ref.dtype} tensors must equal the base's: they cannot be merged")
+        self.apart.append(ref.name)
         return f"{_kind(ref)} differs from the base"
 
     def _refusal(self) -> KeyMismatch:
@@ -238,16 +232,16 @@ class _Account:
         if len(lines) > _SHOWN:
             shown += f"; and {len(lines) - _SHOWN} more"
         hints = list(dict.fromkeys(self.hints))
-        if self.extra and len(self.extra) == len(self.names):
-            hints.append("no name fits: this is another architecture than the base")
-        elif self.extra or self.missing:
-            patterns = suggest(self.extra + self.missing, set(self.base.tensors) - set(self.missing))
+        fitting = [*self.merge, *self.buffers]
+        if not fitting:
+            hints.append("nothing fits: this is another architecture than the base")
+        elif self.apart:
+            patterns = suggest(self.apart, set(fitting))
             options = " ".join(f"--private '{pattern}'" for pattern in patterns[:6])
-            hints.append(f"if they belong to this task alone: {options}")
-        hints.append("was it fine-tuned from another base?") if not hints else None
+            hints.append(f"was it fine-tuned from another base? if these belong to its task alone: {options}")
+        count = "1 tensor" if len(lines) == 1 else f"{len(lines)} tensors"
         return KeyMismatch(
-            f"{self.expert.path} does not fit {self.base.path} in {len(lines)} tensors: {shown}; "
-            + "; ".join(hints),
+            f"{self.expert.path} does not fit {self.base.path} in {count}: {shown}; " + "; ".join(hints),
             lines,
         )
 
@@ -267,78 +261,6 @@ class _Account:
             self.notes.append(
                 f"{count} tensors are {theirs} in the expert and {ours} in the base: merged in {ours}"
             )
-
-
-def map_names(base: Sequence[str], expert: Sequence[str]) -> tuple[dict[str, str], str | None]:
-    """Fit an expert's names to the base's by adding or removing one common prefix, such as `bert.`.
-
-    Returns (name in the base -> name in the expert, what was done). Names that do not carry the prefix, such
-    as those of a task's head, stay. The prefix that fits most tensors is taken; none if none helps.
-    Errors: FormatError where two names become one.
-    """
-    ours, theirs = set(base), set(expert)
-    best, note = {name: name for name in expert}, None
-    most = len(ours & theirs)
-    if most < len(ours):
-        for prefix in _prefixes(base, expert):
-            fit = [n for n in expert if n.startswith(prefix) and n[len(prefix) :] in ours]
-            if len(fit) > most:
-                chosen = set(fit)
-                best, most = _unique([(n[len(prefix) :] if n in chosen else n, n) for n in expert]), len(fit)
-                note = f"prefix {prefix!r} of the expert's names was removed"
-        for prefix in _prefixes(expert, base):
-            fit = [n for n in expert if prefix + n in ours]
-            if len(fit) > most:
-                chosen = set(fit)
-                best, most = _unique([(prefix + n if n in chosen else n, n) for n in expert]), len(fit)
-                note = f"prefix {prefix!r} was put before the expert's names"
-    return best, note
-
-
-def _prefixes(short: Sequence[str], long: Sequence[str]) -> list[str]:
-    """Prefixes that turn some name of `short` into one of `long`."""
-    samples = sorted(short, key=lambda name: (-name.count("."), name))[:4]  # deep names are the telling ones
-    found = {n[: -len(s)] for s in samples for n in long if n.endswith("." + s)}
-    return sorted(found)
-
-
-def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    table: dict[str, str] = {}
-    for name, theirs in pairs:
-        if name in table:
-            raise FormatError(
-                f"expert: {table[name]} and {theirs} would both be {name} of the base; rename one of the two"
-            )
-        table[name] = theirs
-    return table
-
-
-def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """A test whether a name matches any of the shell patterns. Upper and lower case differ."""
-    if not patterns:
-        return lambda name: False
-    match = re.compile("|".join(f"(?:{fnmatch.translate(pattern)})" for pattern in patterns)).match
-    return lambda name: match(name) is not None
-
-
-def suggest(names: Sequence[str], others: set[str]) -> list[str]:
-    """Shell patterns that match all of `names` and none of `others`, few and short where possible."""
-    patterns: dict[str, None] = {}
-    endings = Counter(".".join(name.split(".")[-2:]) for name in names)
-    for name in names:
-        parts = name.split(".")
-        ending = ".".join(parts[-2:])
-        if len(parts) > 2 and endings[ending] > 2 and not any(o.endswith("." + ending) for o in others):
-            patterns[f"*.{ending}"] = None
-            continue
-        for length in range(1, len(parts)):
-            prefix = ".".join(parts[:length]) + "."
-            if not any(other.startswith(prefix) for other in others):
-                patterns[prefix + "*"] = None
-                break
-        else:
-            patterns[name] = None
-    return list(patterns)
 
 
 def _quantised(ref: TensorRef) -> bool:

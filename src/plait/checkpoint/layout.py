@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 from plait.checkpoint.digest import root_digest, tensor_digests
 from plait.checkpoint.header import Header, is_pickle, parse_json, read_header, read_small, show
-from plait.checkpoint.keys import canonical_names
+from plait.checkpoint.names import canonical_names
 from plait.checkpoint.sidecars import list_sidecars
 from plait.checkpoint.ties import find_aliases
 from plait.errors import FormatError
@@ -72,7 +71,8 @@ class Checkpoint:
 
     def digests(self, workers: int | None = None) -> dict[str, str]:
         """sha256 of dtype, shape and bytes of every tensor, by canonical name. Reads everything once."""
-        return tensor_digests(self.tensors, workers)
+        found = tensor_digests(self.kept, workers)
+        return {name: found[self.aliases.get(name, name)] for name in self.tensors}
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
@@ -273,6 +273,8 @@ def _read(file: str, allow_pickle: bool, spare: list[str]) -> Header:
     """The header of a weight file; a pickle is converted first, into a new folder (added to `spare`)."""
     if not (allow_pickle and is_pickle(file)):
         return read_header(file)
+    import tempfile
+
     from plait.checkpoint.pickled import convert
 
     spare.append(tempfile.mkdtemp(prefix=_SPARE))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from plait.checkpoint.format import FileWriter, blocks, fsync_folder, write_all, write_failed
 from plait.checkpoint.layout import Checkpoint
@@ -26,7 +28,7 @@ class Output:
     def finish(self, card: str = "") -> None:
         """Copy tied weights, write index, sidecars and README.md, and bring all to the disk.
 
-        card: text of README.md. A bare file has no index, no sidecars and no card.
+        card: text of README.md; none is written if it is empty. A bare file has no index, no sidecars and no card.
         The caller then renames `path` to its final place. Errors: PlaitError, FormatError.
         """
         self._copy_aliases()
@@ -36,7 +38,8 @@ class Output:
                 target = os.path.join(self.path, name)
                 _make_folder(os.path.dirname(target))
                 copy_sidecar(os.path.join(self.base.path, name), target, self.dtype)
-            write_file(os.path.join(self.path, "README.md"), card.encode())
+            if card:
+                write_file(os.path.join(self.path, "README.md"), card.encode())
         self._sync_shards()
         if self.base.kind == "folder":
             for folder, _, _ in os.walk(self.path):
@@ -54,12 +57,9 @@ class Output:
             return
         every = {**self.places, **self.aliases}
         stored = self.base.stored
-        table = {
-            "metadata": {**self.base.index_metadata, "total_size": sum(ref.nbytes for ref in every.values())},
-            "weight_map": {stored[n]: shard.name for shard in self.base.shards for n in shard.names},
-        }
-        text = json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        write_file(os.path.join(self.path, self.base.index), text.encode())
+        weights = {stored[n]: shard.name for shard in self.base.shards for n in shard.names}
+        total = sum(ref.nbytes for ref in every.values())
+        write_index(os.path.join(self.path, self.base.index), self.base.index_metadata, weights, total)
 
     def _sync_shards(self) -> None:
         for file in sorted({ref.file for ref in (*self.places.values(), *self.aliases.values())}):
@@ -102,6 +102,13 @@ def plan_output(base: Checkpoint, path: str | os.PathLike[str], dtype: str | Non
             places[name] = TensorRef(name, ref.dtype, ref.shape, ref.file, ref.start, ref.end)
     aliases = {name: places.pop(name) for name in base.aliases}
     return Output(path, base, places, aliases, dtype)
+
+
+def write_index(path: str, metadata: Mapping[str, Any], weights: Mapping[str, str], total: int) -> None:
+    """Write the index of a sharded checkpoint: metadata with a new total size in bytes, tensor -> shard."""
+    table = {"metadata": {**metadata, "total_size": total}, "weight_map": dict(weights)}
+    text = json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    write_file(path, text.encode("utf-8", "backslashreplace"))
 
 
 def copy_bytes(source: TensorRef, place: TensorRef) -> None:

@@ -58,6 +58,15 @@ def ties_heads(config: Mapping[str, Any] | None) -> bool:
     return config.get("tie_word_embeddings", inner) is not False
 
 
+def says_tied(config: Mapping[str, Any] | None) -> bool:
+    """True where the configuration says that the output layer is the embedding."""
+    if config is None:
+        return False
+    text = config.get("text_config")
+    inner = text.get("tie_word_embeddings") if isinstance(text, dict) else None
+    return config.get("tie_word_embeddings", inner) is True
+
+
 def twin(ref: TensorRef, candidates: Iterable[TensorRef]) -> str | None:
     """The name of the first candidate with the dtype, shape and bytes of `ref`; None if there is none.
 
