@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,33 @@ class TensorRef:
     @property
     def mergeable(self) -> bool:
         return DTYPES[self.dtype].mergeable
+
+
+Known = dict[str, Any]
+"""Scalars that a method found out about a member or a state. Survives JSON; floats are kept exactly."""
+
+Answers = dict[str, list[tuple[int, Any]]]
+"""Tensor name -> [(index of the chunk's first element, what `measure` returned), ...], by position."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """The place of a chunk: `count` elements of tensor `name`, from flat index `first` (a multiple of BLOCK
+    for grain "element", of the row length for "row", 0 for "matrix")."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    dtype: str  # safetensors name of the base's dtype
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One pass over a member or a state. `ask` goes to every `measure` / `examine` call.
+    With `stride` s only every s-th block of BLOCK elements is read (a sample). With `only` just these tensors
+    need be read; answers for others are ignored."""
+
+    ask: Any = None
+    stride: int = 1
+    only: tuple[str, ...] | None = None

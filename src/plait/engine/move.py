@@ -79,8 +79,9 @@ class Intake:
     changed: tensors whose value differs from the base's somewhere (the sign of zero counts).
     nonfinite: (tensor, index) of the first NaN or infinity of each of the expert's tensors that has one, the
     index with one number for each axis.
-    distance: Euclidean norm of expert - base; norm: that of the base. Over the mergeable tensors, in fp64
-    over fixed blocks; elements of blocks with NaN or infinity are left out.
+    distance: Euclidean norm of expert - base; norm: that of the base. Over the mergeable tensors with two or
+    more axes (biases and scales are alike in unrelated models), in fp64 over fixed blocks; blocks with NaN or
+    infinity are left out.
     """
 
     changed: set[str]
@@ -157,7 +158,8 @@ def intake(
                 changed.add(piece.name)
             if at is not None:
                 bad.setdefault(piece.name, at)
-            distance += delta
-            norm += size
+            if len(piece.shape) > 1:
+                distance += delta
+                norm += size
     places = [(name, place_of(expert[name].shape, at)) for name, at in sorted(bad.items())]
     return Intake(changed, places, sqrt(fsum(distance)), sqrt(fsum(norm)))

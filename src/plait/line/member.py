@@ -111,7 +111,11 @@ def receive(
     _check_distance(task, looked.distance, looked.norm, looked.changed, untouched, allow_distant)
     changed = {n: refs[n] for n in refs if n in looked.changed}
     places = _write_subset(changed, found.private, into)
-    same = {n: base_digests[n] for n in found.merge if n not in changed}
+    same = {
+        n: base_digests[n]
+        for n, r in found.merge.items()
+        if n not in changed and r.dtype == base.tensors[n].dtype
+    }
     digest = identity(found, same, places)
     member = Member(
         task=task,

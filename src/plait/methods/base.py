@@ -26,12 +26,10 @@ from typing import Any, ClassVar, Literal
 
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact, ExactSum, Scan, difference
-
-Known = dict[str, Any]
-"""Scalars that a method found out about a member or a state. Survives JSON; floats are kept exactly."""
-
-Answers = dict[str, list[tuple[int, Any]]]
-"""Tensor name -> [(index of the chunk's first element, what `measure` returned), ...], by position."""
+from plait.types import Answers as Answers
+from plait.types import Known as Known
+from plait.types import Survey as Survey
+from plait.types import Where as Where
 
 Grain = Literal["element", "row", "matrix"]
 
@@ -48,29 +46,6 @@ class Facts:
     memory: str  # state kept per element of the model
     cost: str
     paper: str
-
-
-@dataclass(frozen=True)
-class Where:
-    """The place of a chunk: `count` elements of tensor `name`, from flat index `first` (a multiple of BLOCK
-    for grain "element", of the row length for "row", 0 for "matrix")."""
-
-    name: str
-    shape: tuple[int, ...]  # of the whole tensor
-    dtype: str  # safetensors name of the base's dtype
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Survey:
-    """One pass over a member or a state. `ask` goes to every `measure` / `examine` call.
-    With `stride` s only every s-th block of BLOCK elements is read (a sample). With `only` just these tensors
-    need be read; answers for others are ignored."""
-
-    ask: Any = None
-    stride: int = 1
-    only: tuple[str, ...] | None = None
 
 
 @dataclass

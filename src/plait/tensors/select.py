@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.exact import Exact, round_once
 from plait.tensors.rounding import odd
-
-if TYPE_CHECKING:
-    from plait.methods.base import Answers, Survey, Where
+from plait.types import Answers, Survey, Where
 
 NARROW_TOP = 0x7F800000  # bits of the fp32 infinity, above every finite key
 WIDE_TOP = 0x7FF0000000000000  # the same for fp64
@@ -305,8 +303,6 @@ def largest(
     places: whole tensors by name. scope: tensor -> scope. kept: scope -> k. Answer each survey with `answer`.
     Returns scope -> Cut; k <= 0 keeps nothing, k >= the scope's size keeps all.
     """
-    from plait.methods.base import Survey
-
     groups: dict[str, list[Where]] = {}
     for name, where in places.items():
         groups.setdefault(scope[name], []).append(where)
