@@ -48,18 +48,19 @@ class Ledger:
         except VerificationError as error:
             return [], [str(error)]
         entries: list[Entry] = []
-        before = FIRST
+        last: bytes | None = b""
         for number in range(count):
             path = self.path(number)
             try:
                 data = self._read(path)
                 entry = decode(data, path) if number + 1 < count else unseal(data, path)
+                self._check(entry, number, data, last)
                 entries.append(entry)
-                problems += _misplaced(entry, number, before, path, self.path(number - 1))
-                before = hashlib.sha256(data).hexdigest()
+                last = data
             except VerificationError as error:
-                problems.append(str(error))
-                before = ""  # unknown: the next entry is not blamed for it
+                if str(error) not in problems:
+                    problems.append(str(error))
+                last = None  # unknown: the next entry is not blamed for it
         return entries, problems
 
     def head(self) -> Entry | None:
@@ -67,11 +68,9 @@ class Ledger:
         count = self._count()
         if not count:
             return None
-        entry = unseal(self._read(self.path(count - 1)), self.path(count - 1))
-        before = self._hash(count - 2) if count > 1 else FIRST
-        wrong = _misplaced(entry, count - 1, before, self.path(count - 1), self.path(count - 2))
-        if wrong:
-            raise VerificationError(wrong[0])
+        data = self._read(self.path(count - 1))
+        entry = unseal(data, self.path(count - 1))
+        self._check(entry, count - 1, data, self._read(self.path(count - 2)) if count > 1 else b"")
         return entry
 
     def tip(self) -> str:
@@ -157,6 +156,23 @@ class Ledger:
             count = lost  # what follows the first hole cannot be checked against it
         return count, problems
 
+    def _check(self, entry: Entry, number: int, data: bytes, last: bytes | None) -> None:
+        """Is this entry the one of this number, and does it follow `last` (None: not known)?"""
+        path, before = self.path(number), self.path(number - 1)
+        found = entry.get("sequence")
+        if type(found) is not int or found != number:
+            raise VerificationError(
+                f"{path}: holds entry {found!r}, expected {number}; restore it from a backup"
+            )
+        if last is None or entry.get("previous") == (hashlib.sha256(last).hexdigest() if number else FIRST):
+            return
+        if number:
+            unseal(last, before)
+        unseal(data, path)
+        raise VerificationError(
+            f"{path}: the entry before it is not the one it was written after; restore the ledger from a backup"
+        )
+
     def _read(self, path: Path) -> bytes:
         try:
             return read_file(path)
@@ -167,18 +183,6 @@ class Ledger:
 
     def _hash(self, number: int) -> str:
         return hashlib.sha256(self._read(self.path(number))).hexdigest()
-
-
-def _misplaced(entry: Entry, number: int, before: str, path: Path, last: Path) -> list[str]:
-    found = entry.get("sequence")
-    if type(found) is not int or found != number:
-        return [f"{path}: holds entry {found!r}, expected {number}; restore the file from a backup"]
-    if before and entry.get("previous") != before:
-        return [
-            f"{last if number else path}: its bytes are not those that entry {number} recorded; "
-            "restore the ledger from a backup"
-        ]
-    return []
 
 
 def _now() -> str:
