@@ -19,18 +19,20 @@ from plait.engine.passes import (
     ExaminePass,
     FoldPass,
     GivePass,
-    Incoming,
-    Source,
     SurveyPass,
     collect,
     in_lockstep,
+    wanted,
 )
 from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.progress import Gauge
+from plait.engine.source import Incoming, Source
 from plait.engine.state import DENSE, SPARSE, StateReader, StateWriter
 from plait.errors import VerificationError
 from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
 from plait.types import TensorRef
+
+EVERYTHING = Survey()
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,9 @@ def _state_pass(
 ) -> set[str]:
     """Members into the state, and with an outlook the state into the output. Returns the tensors with a
     state."""
+    journal = merge.driver.journal
+    if journal is not None and outlook is None and "state" in journal.values:
+        return set(journal.values["state"])  # the files were on the disk before this was noted
     wholes = [whole(merge.base[name], name) for name in touched]
     writer = None
     plan = merge.plan(touched)
@@ -206,14 +211,17 @@ def _state_pass(
     records = merge.driver.write("fold", plan, task, total)
     if writer is None:
         return touched
-    return writer.finish(
+    alive = writer.finish(
         (
             (piece, r)
             for job, found in zip(plan, records, strict=True)
             for piece, r in zip(job.pieces, found, strict=True)
         ),
-        sync=keep,
+        sync=keep or journal is not None,
     )
+    if journal is not None and outlook is None:
+        journal.value("state", sorted(alive))
+    return alive
 
 
 def _spilled(merge: _Merge) -> int:
@@ -239,16 +247,20 @@ def _prepare(merge: _Merge, members: Sequence[Incoming], key: str) -> list[Known
         def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
             nonlocal round_
             round_ += 1
-            names = {name for n in surveys for name, ref in members[n].refs.items() if ref.numel}
+            asked = {n: [w.name for w in _places(merge, members[n].refs, s)] for n, s in surveys.items()}
+            names = {name for group in asked.values() for name in group}
             plan = merge.plan(names)
             task = SurveyPass(merge.method, merge.source, tuple(members), surveys)
             total = sum(merge.base[n].nbytes for n in names) // min(s.stride for s in surveys.values())
-            total += sum(r.nbytes // s.stride for n, s in surveys.items() for r in members[n].refs.values())
+            total += sum(
+                members[n].refs[t].nbytes // surveys[n].stride for n, group in asked.items() for t in group
+            )
             answers = merge.driver.survey(f"prepare {round_}", plan, task, total)
             return {n: _of_member(n, _places(merge, members[n].refs), plan, answers) for n in surveys}
 
+        size = sum(ref.numel for ref in merge.base.values())
         generators = {
-            n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}) for n in missing
+            n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}, size) for n in missing
         }
         found = in_lockstep(generators, ask)
         if journal is not None:
@@ -266,18 +278,21 @@ def _of_member(
     return collect(places, plan, mine)
 
 
-def _places(merge: _Merge, names: Mapping[str, Any] | set[str]) -> list[Where]:
-    """Whole tensors in the order of their names, so that sharding does not matter; empty ones left out."""
-    return [whole(merge.base[n], n) for n in sorted(names) if merge.base[n].numel]
+def _places(merge: _Merge, names: Mapping[str, Any] | set[str], survey: Survey = EVERYTHING) -> list[Where]:
+    """Whole tensors in the order of their names, so that sharding does not matter; empty ones, and those that
+    the survey does not ask for, are left out."""
+    return [whole(merge.base[n], n) for n in sorted(names) if merge.base[n].numel and wanted(survey, n)]
 
 
 def _conclude(merge: _Merge, state: StateReader, facts: Sequence[MemberFacts]) -> Known:
     places = _places(merge, state.names)
 
     def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
-        plan = merge.plan(state.names)
+        names = {w.name for w in _places(merge, state.names, surveys[0])}
+        plan = merge.plan(names)
         task = ExaminePass(merge.method, state, surveys[0])
-        found = merge.driver.survey("conclude", plan, task, state.nbytes // surveys[0].stride)
+        total = sum(state.bytes_of(n) for n in names) // surveys[0].stride
+        found = merge.driver.survey("conclude", plan, task, total)
         return {0: collect(places, plan, found)}
 
     return in_lockstep({0: merge.method.conclude({w.name: w for w in places}, facts)}, ask)[0]

@@ -158,8 +158,9 @@ class TensorMethod(Method):
         return False
 
     # passes over one incoming member
-    def prepare(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
-        """`places`: every mergeable tensor that the member changes, as one chunk each."""
+    def prepare(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
+        """`places`: every mergeable tensor that the member changes, as one chunk each. `size`: elements of all
+        mergeable tensors, those that the member leaves alone included."""
         return {}
         yield Survey()
 

@@ -199,9 +199,10 @@ class Table:
                     )
                 ]
                 for name, place in places.items()
+                if survey.only is None or name in survey.only
             }
 
-        return drive(self.method.prepare(places), ask)
+        return drive(self.method.prepare(places, sum(p.count for p in self.places.values())), ask)
 
     def _conclude(self, members: Sequence[MemberFacts]) -> Known:
         if not self.method.concludes() or not members:
@@ -214,6 +215,7 @@ class Table:
                     (w.first, self.method.examine(w, state, survey.ask)) for w, state in self._states[name]
                 ]
                 for name in places
+                if survey.only is None or name in survey.only
             }
 
         return drive(self.method.conclude(places, members), ask)

@@ -48,7 +48,7 @@ class ModelStock(Sparsified):
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"delta": Slot("exact"), "direction": Slot("narrow")}
 
-    def gather(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
+    def gather(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
         answers = yield Survey()
         return {"norms": {name: sqrt(_total(found)) for name, found in answers.items()}}
 
@@ -71,7 +71,9 @@ class ModelStock(Sparsified):
         self, places: Mapping[str, Where], members: Sequence[MemberFacts]
     ) -> Generator[Survey, Answers, Known]:
         answers = yield Survey()
-        return {"t": {name: _ratio(name, _total(found), members, self.clamp) for name, found in answers.items()}}
+        return {
+            "t": {name: _ratio(name, _total(found), members, self.clamp) for name, found in answers.items()}
+        }
 
     def examine(self, where: Where, state: State, ask: Any) -> list[float]:
         values = state["direction"].value().double()

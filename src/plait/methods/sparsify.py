@@ -7,7 +7,7 @@ None, a name, a mapping such as {"name": "dare", "density": 0.5}, or a `Sparsifi
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from plait.errors import UsageError
@@ -146,10 +146,11 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {kind.name: kind for kind in (Dare, D
 
 
 def sparsifier(given: Any) -> Sparsifier | None:
-    """The sparsifier that None, a name, a mapping with "name", or a Sparsifier stands for. UsageError
-    otherwise."""
+    """What None, a name, a mapping with "name", or a Sparsifier stands for. UsageError otherwise."""
     if given is None or isinstance(given, Sparsifier):
         return given
+    if not isinstance(given, (str, Mapping)):
+        raise UsageError(f"sparsify is {given!r}, expected one of: none, {', '.join(SPARSIFIERS)}")
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
     if name in (None, "none", "") and not options:
@@ -183,13 +184,12 @@ class Sparsified(AdditiveMethod):
         return self.sparsify is not None and self.sparsify.random
 
     def tau(self, part: Part, known: Known | None = None) -> Exact:
-        """The task vector of the chunk after the sparsifier. `known`: the sparsifier's, where `prepare` still
-        runs."""
+        """The chunk's task vector after the sparsifier. `known`: the sparsifier's, while `prepare` still runs."""
         if self.sparsify is None:
             return part.delta
-        return self.sparsify.thin(part, part.known["sparsify"] if known is None else known)
+        return self.sparsify.thin(part, part.known.get("sparsify", {}) if known is None else known)
 
-    def gather(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
+    def gather(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
         """The method's own passes over a member, after those of the sparsifier."""
         return {}
         yield Survey()
@@ -202,11 +202,11 @@ class Sparsified(AdditiveMethod):
         own = type(self).gather is not Sparsified.gather
         return own or (self.sparsify is not None and type(self.sparsify).prepare is not Sparsifier.prepare)
 
-    def prepare(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
+    def prepare(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
         known: Known = {}
         if self.sparsify is not None:
             known = yield from _addressed(self.sparsify.prepare(places), "sparsify", {})
-        found = yield from _addressed(self.gather(places), "method", known)
+        found = yield from _addressed(self.gather(places, size), "method", known)
         return {"sparsify": known, **found} if self.sparsify is not None else found
 
     def measure(self, part: Part, ask: Any) -> Any:
@@ -222,7 +222,7 @@ def _addressed(
     try:
         survey = next(passes)
         while True:
-            answers = yield Survey({"to": to, "ask": survey.ask, "known": known}, survey.stride)
+            answers = yield replace(survey, ask={"to": to, "ask": survey.ask, "known": known})
             survey = passes.send(answers)
     except StopIteration as stop:
         found: Known = stop.value

@@ -25,7 +25,7 @@ class Ties(Sparsified):
 
     density: share of a task vector that is kept: exactly int(density * n) elements, at least 1, equal
         magnitudes by position. 0 gives the base, 1 trims nothing.
-    trim: "tensor" ranks within each tensor, "model" over all tensors that the member changes.
+    trim: "tensor" ranks within each tensor, "model" over all mergeable tensors at once.
     disjoint: "mean" divides by c+ or c-, "sum" does not.
     scale: 0 gives the base; 1, with density 1 and one member of weight 1, gives that expert bit for bit.
     kept: "floor" as above; "inclusive" keeps int(density * n) + 1, as programs do that keep all magnitudes
@@ -66,11 +66,13 @@ class Ties(Sparsified):
             return sums
         return {**sums, "above": Slot("narrow"), "below": Slot("narrow")}
 
-    def gather(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
-        scope = {name: name if self.trim == "tensor" else "model" for name in places}
-        sizes: dict[str, int] = {}
-        for name, place in places.items():
-            sizes[scope[name]] = sizes.get(scope[name], 0) + place.count
+    def gather(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
+        if self.trim == "tensor":
+            scope = {name: name for name in places}
+            sizes = {name: place.count for name, place in places.items()}
+        else:
+            scope = dict.fromkeys(places, "model")
+            sizes = {"model": size}
         cuts = yield from cuts_of(places, scope, {s: self._count(n) for s, n in sizes.items()})
         return {"cuts": cuts}
 
