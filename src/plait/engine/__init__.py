@@ -6,9 +6,9 @@ from __future__ import annotations
 from plait.engine.fold import Folded, fold
 from plait.engine.model import Modelled, run_model
 from plait.engine.move import Intake, copy, intake
-from plait.engine.passes import Incoming
 from plait.engine.plan import Settings
 from plait.engine.progress import Progress, Silent
+from plait.engine.source import Incoming
 
 __all__ = [
     "Folded",

@@ -70,9 +70,9 @@ def run(
     with _threads_kept():
         count = min(workers, len(jobs))
         threads = [threading.Thread(target=work, name=f"plait-{n}", daemon=True) for n in range(count)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             running = count
             while running:
                 job, result, traffic = finished.get()
@@ -85,7 +85,8 @@ def run(
         finally:
             stop.set()
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:  # an interrupt may come before all are started
+                    thread.join()
     if failures:
         raise failures[min(failures)]
     return [results[job.index] for job in jobs]

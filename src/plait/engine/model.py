@@ -12,9 +12,9 @@ from plait.checkpoint.format import FileWriter, fsync_folder, read_header
 from plait.engine.desk import Desk, torch_dtype
 from plait.engine.drive import Driver
 from plait.engine.move import CopyPass
-from plait.engine.passes import Incoming, Source
 from plait.engine.plan import Settings, whole
 from plait.engine.progress import Gauge
+from plait.engine.source import Incoming, Source
 from plait.errors import VerificationError
 from plait.methods.base import Known, MemberFacts, ModelMethod
 from plait.tensors import Tensor, torch
@@ -88,16 +88,16 @@ def _wide(dtype: str) -> torch.dtype:
 
 
 def _whole_base(desk: Desk, ref: TensorRef, name: str) -> Tensor:
-    values, _ = Source({name: ref}, False).base_piece(desk, whole(ref, name))
+    values = Source({name: ref}, False).load(desk, whole(ref, name)).values
     return values.to(_wide(ref.dtype), copy=True).view(ref.shape)
 
 
 def _whole_expert(desk: Desk, source: Source, member: Incoming, name: str, base: Tensor) -> Tensor:
     if name not in member.refs:
         return base
-    ref = source.base[name]
-    values = source.expert_piece(desk, whole(ref, name), member, base.flatten(), None)
-    return values.to(base.dtype, copy=True).view(ref.shape)
+    piece = source.load(desk, whole(source.base[name], name))
+    values = source.part(desk, piece, member).expert
+    return values.to(base.dtype, copy=True).view(base.shape)
 
 
 def _load(folder: Path, desk: Desk, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,75 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from plait.engine.desk import Desk, is_finite, refuse_nonfinite, torch_dtype
+from plait.engine.desk import Desk, torch_dtype
 from plait.engine.plan import Job
+from plait.engine.source import Incoming, Loaded, Source
 from plait.engine.state import Record, StateReader, StateWriter, blank
-from plait.methods.base import Answers, Known, Outlook, Part, State, Survey, TensorMethod, Where
-from plait.tensors import BLOCK, Tensor, torch
+from plait.methods.base import Answers, Known, Outlook, State, Survey, TensorMethod, Where
+from plait.tensors import BLOCK
 from plait.tensors.exact import Exact, ExactSum, round_once, settle
 from plait.types import TensorRef
-
-
-@dataclass(frozen=True)
-class Incoming:
-    """A member as the engine sees it.
-
-    refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known:
-    what the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
-    """
-
-    task: str
-    weight: float = 1.0
-    refs: Mapping[str, TensorRef] = field(default_factory=dict)
-    known: Known | None = None
-    seed: bytes = b""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Reads pieces of the base and of members, checked to be finite."""
-
-    base: Mapping[str, TensorRef]
-    allow_nonfinite: bool
-
-    def base_piece(self, desk: Desk, where: Where) -> tuple[Tensor, Tensor | None]:
-        """A piece of the base, and where it is NaN or infinite (a bool mask, None if nowhere). There the
-        piece is 0, and so are the experts': the merged tensor keeps the base's value."""
-        ref = self.base[where.name]
-        values = desk.read(ref, where.first, where.count, "base")
-        if is_finite(values, ref.dtype):
-            return values, None
-        if not self.allow_nonfinite:
-            refuse_nonfinite(values, ref, where.first, "base")
-        hole = torch.isfinite(values).logical_not()
-        values.masked_fill_(hole, 0.0)
-        return values, hole
-
-    def original(self, desk: Desk, where: Where, dtype: torch.dtype) -> Tensor:
-        """A piece of the base as it is in the file, NaN and infinity included. Overwrites what `base_piece`
-        gave."""
-        return desk.read(self.base[where.name], where.first, where.count, "base").to(dtype)
-
-    def expert_piece(
-        self, desk: Desk, where: Where, member: Incoming, base: Tensor, hole: Tensor | None
-    ) -> Tensor:
-        """A piece of a tensor that the member changes; NaN and infinity, where allowed, are the base's
-        values."""
-        ref = member.refs[where.name]
-        values = desk.read(ref, where.first, where.count, "expert")
-        if is_finite(values, ref.dtype):
-            missing = hole
-        elif not self.allow_nonfinite:
-            refuse_nonfinite(values, ref, where.first, member.task)
-        else:
-            missing = torch.isfinite(values).logical_not()
-            missing = missing if hole is None else missing | hole
-        if missing is None:
-            return values
-        return torch.where(missing, base.double(), values.double())
 
 
 @dataclass(frozen=True)
@@ -92,7 +34,7 @@ class SurveyPass:
         asked: dict[tuple[int, int], list[int]] = {}
         element = self.method.grain(piece.shape, piece.name) == "element"
         for number, survey in self.surveys.items():
-            if piece.name not in self.members[number].refs:
+            if piece.name not in self.members[number].refs or not wanted(survey, piece.name):
                 continue
             stride = survey.stride if element else 1
             for first, count in sampled(piece, stride):
@@ -100,13 +42,16 @@ class SurveyPass:
         answers: list[tuple[int, int, Any]] = []
         for (first, count), numbers in asked.items():
             where = Where(piece.name, piece.shape, piece.dtype, first, count)
-            base, hole = self.source.base_piece(desk, where)
+            base = self.source.load(desk, where)
             for number in numbers:
-                member = self.members[number]
-                expert = self.source.expert_piece(desk, where, member, base, hole)
-                part = Part(where, base, expert, member.weight, seed=member.seed)
+                part = self.source.part(desk, base, self.members[number])
                 answers.append((number, first, self.method.measure(part, self.surveys[number].ask)))
         return answers
+
+
+def wanted(survey: Survey, name: str) -> bool:
+    """Whether a survey asks for a tensor."""
+    return survey.only is None or name in survey.only
 
 
 def sampled(piece: Where, stride: int) -> list[tuple[int, int]]:
@@ -161,48 +106,37 @@ class FoldPass:
         return [self._piece(piece, desk) for piece in job.pieces]
 
     def _piece(self, where: Where, desk: Desk) -> Record | None:
-        base, hole = self.source.base_piece(desk, where)
+        base = self.source.load(desk, where)
         begun = self.state is not None and where.name in self.state.names
         state = self.state.load(desk, where) if self.state and begun else blank(self.method, where)
-        state = self._fold(where, desk, base, hole, state, begun)
+        state = self._fold(desk, base, state, begun)
         record = self.new_state.save(desk, where, state) if self.new_state is not None else None
         place = self.out.get(where.name)
         if self.outlook is not None and place is not None:
-            shift = self.method.merge(base, state, where, self.outlook)
+            shift = self.method.merge(base.values, state, where, self.outlook)
             flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
-            values = settle(base, flat, torch_dtype(place.dtype))
-            if hole is not None:
-                values = torch.where(hole, self.source.original(desk, where, values.dtype), values)
-            desk.write(place, where.first, values)
+            values = settle(base.values, flat, torch_dtype(place.dtype))
+            desk.write(place, where.first, self.source.keep(desk, base, values))
         return record
 
-    def _fold(
-        self, where: Where, desk: Desk, base: Tensor, hole: Tensor | None, state: State, begun: bool
-    ) -> State:
+    def _fold(self, desk: Desk, base: Loaded, state: State, begun: bool) -> State:
         """The state with members taken out and put in. A member that does not change the tensor adds nothing
         to a sum; for another method it takes a step with a task vector of 0, once the tensor has a state."""
         additive = self.method.facts.family == "additive"
+        name = base.where.name
         for member in self.leave:
-            if where.name in member.refs:
-                expert = self.source.expert_piece(desk, where, member, base, hole)
-                state = self.method.undo(state, self._part(where, base, expert, member))  # type: ignore[attr-defined]
+            if name in member.refs:
+                part = self.source.part(desk, base, member)
+                state = self.method.undo(state, part)  # type: ignore[attr-defined]
         for member in self.enter:
-            if where.name in member.refs:
-                expert = self.source.expert_piece(desk, where, member, base, hole)
-            elif additive or not begun:
+            if name not in member.refs and (additive or not begun):
                 continue
-            else:
-                expert = base
             begun = True
-            state = self.method.step(state, self._part(where, base, expert, member))
-            for name, value in state.items():
+            state = self.method.step(state, self.source.part(desk, base, member))
+            for slot, value in state.items():
                 if not isinstance(value, ExactSum) and desk.owns(value):
-                    state[name] = value.clone()
+                    state[slot] = value.clone()
         return state
-
-    @staticmethod
-    def _part(where: Where, base: Tensor, expert: Tensor, member: Incoming) -> Part:
-        return Part(where, base, expert, member.weight, member.known or {}, member.seed)
 
 
 @dataclass(frozen=True)
@@ -215,14 +149,12 @@ class GivePass:
 
     def __call__(self, job: Job, desk: Desk) -> None:
         for where in job.pieces:
-            base, hole = self.source.base_piece(desk, where)
-            expert = self.source.expert_piece(desk, where, self.member, base, hole)
+            base = self.source.load(desk, where)
+            expert = self.source.part(desk, base, self.member).expert
             place = self.out[where.name]
             dtype = torch_dtype(place.dtype)
             values = expert if expert.dtype == dtype else round_once(expert.double(), dtype)
-            if hole is not None:
-                values = torch.where(hole, self.source.original(desk, where, dtype), values)
-            desk.write(place, where.first, values)
+            desk.write(place, where.first, self.source.keep(desk, base, values))
 
 
 def in_lockstep(

@@ -1,0 +1,96 @@
+"""Members, and where the pieces of base and members come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from plait.engine.desk import Desk, refuse_nonfinite
+from plait.methods.base import Known, Part, Where
+from plait.tensors import Tensor, torch
+from plait.tensors.exact import Scan, scan
+from plait.types import TensorRef
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A member as the engine sees it.
+
+    refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known:
+    what the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
+    """
+
+    task: str
+    weight: float = 1.0
+    refs: Mapping[str, TensorRef] = field(default_factory=dict)
+    known: Known | None = None
+    seed: bytes = b""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A piece of the base. `hole`: where the file holds NaN or infinity (None if nowhere); `values` are 0
+    there."""
+
+    where: Where
+    values: Tensor
+    scan: Scan
+    hole: Tensor | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Reads pieces, checked to be finite.
+
+    allow_nonfinite: an expert's NaN or infinity is taken as the base's value. Where the base holds one, base
+    and experts are taken as 0, and the merged tensor keeps the base's value.
+    """
+
+    base: Mapping[str, TensorRef]
+    allow_nonfinite: bool
+
+    def load(self, desk: Desk, where: Where) -> Loaded:
+        """A piece of the base; holds until the desk loads the next one."""
+        ref = self.base[where.name]
+        values = desk.read(ref, where.first, where.count, "base")
+        seen = scan(values)
+        if seen.finite:
+            return Loaded(where, values, seen, None)
+        if not self.allow_nonfinite:
+            refuse_nonfinite(values, ref, where.first, "base")
+        hole = torch.isfinite(values).logical_not()
+        values.masked_fill_(hole, 0.0)
+        return Loaded(where, values, scan(values), hole)
+
+    def part(self, desk: Desk, piece: Loaded, member: Incoming) -> Part:
+        """The same piece of a member; of the base itself where the member does not change the tensor."""
+        expert, seen = piece.values, piece.scan
+        ref = member.refs.get(piece.where.name)
+        if ref is not None:
+            expert = desk.read(ref, piece.where.first, piece.where.count, "expert")
+            seen = scan(expert)
+            if piece.hole is not None or not seen.finite:
+                expert = self._filled(expert, piece, ref, member, seen)
+                seen = scan(expert)
+        scans = (seen, piece.scan)
+        return Part(piece.where, piece.values, expert, member.weight, member.known or {}, member.seed, scans)
+
+    def keep(self, desk: Desk, piece: Loaded, merged: Tensor) -> Tensor:
+        """The merged piece, with what the base has where it is NaN or infinite. Overwrites the loaded
+        piece."""
+        if piece.hole is None:
+            return merged
+        where = piece.where
+        original = desk.read(self.base[where.name], where.first, where.count, "base")
+        return torch.where(piece.hole, original.to(merged.dtype), merged)
+
+    def _filled(self, expert: Tensor, piece: Loaded, ref: TensorRef, member: Incoming, seen: Scan) -> Tensor:
+        """The expert with the base's values where one of the two is not finite."""
+        missing = torch.zeros(expert.numel(), dtype=torch.bool) if piece.hole is None else piece.hole
+        if not seen.finite:
+            if not self.allow_nonfinite:
+                refuse_nonfinite(expert, ref, piece.where.first, member.task)
+            missing = missing | torch.isfinite(expert).logical_not()
+        if expert.dtype == piece.values.dtype:
+            return torch.where(missing, piece.values, expert)
+        return torch.where(missing, piece.values.double(), expert.double())
