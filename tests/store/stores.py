@@ -48,19 +48,18 @@ def put(store: Store, data: bytes, work: str = "work") -> str:
 
 def merge(store: Store, task: str) -> dict[str, Any]:
     """What a merge does to a store: objects, then the version, then the ledger entry."""
+    store.clear_workspaces()
     head = store.ledger.head()
     members = [
         *(head["members"] if head else []),
         {"task": task, "object": put(store, b"object " + task.encode())},
     ]
     state = {"dense": put(store, b"state " + task.encode())}
-    weights = "+".join(m["task"] for m in members).encode()
+    weights = ("base+" + "+".join(m["task"] for m in members)).encode()
     version = publish(store, weights)
-    entry = store.ledger.append(
+    return store.ledger.append(
         {"verb": "merge", "task": task, "members": members, "state": state, "version": version, "weight": 1.5}
     )
-    store.clear_workspaces()
-    return entry
 
 
 def new_store(path: Path, *tasks: str) -> Store:
@@ -71,4 +70,5 @@ def new_store(path: Path, *tasks: str) -> Store:
     store = Store.open(path)
     for task in tasks:
         merge(store, task)
+    store.clear_workspaces()
     return store

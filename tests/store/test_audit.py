@@ -64,11 +64,13 @@ def test_one_flipped_byte_of_any_file_is_reported(store: Store) -> None:
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x20])
-def test_every_byte_of_every_entry_counts(store: Store, mask: int) -> None:
+def test_every_byte_of_every_entry_counts(tmp_path: Path, mask: int) -> None:
     """0x20 turns a digit into a control character, and a letter of a digest into a capital."""
-    for number in range(3):
+    store = new_store(tmp_path / "line")
+    store.ledger.append({"members": [{"task": "a", "weight": 1.5}], "note": "ä", "state": None})
+    for number in range(2):
         file = store.ledger.path(number)
-        for position in range(file.stat().st_size):
+        for position in range(0, file.stat().st_size, 1 if number else 3):
             before = flip(file, position, mask)
             _, problems = store.ledger.scan()
             assert problems, (number, position)
