@@ -89,8 +89,8 @@ def open_checkpoint(path: str | os.PathLike[str], *, allow_pickle: bool = False)
         if os.path.isdir(path):
             checkpoint = _open_folder(path, allow_pickle, spare)
         else:
-            header = _read(path, allow_pickle, spare)
-            checkpoint = _checkpoint(path, "file", [os.path.basename(path)], [header])
+            headers = _read([path], allow_pickle, spare)
+            checkpoint = _checkpoint(path, "file", [os.path.basename(path)], headers)
     except BaseException:
         for folder in spare:
             shutil.rmtree(folder, ignore_errors=True)
@@ -111,12 +111,12 @@ def _open_folder(path: str, allow_pickle: bool, spare: list[str]) -> Checkpoint:
     index = _find_index(path, names)
     if index is None:
         file = _find_single(path, names)
-        header = _read(os.path.join(path, file), allow_pickle, spare)
-        return _checkpoint(path, "folder", [file], [header], config)
+        headers = _read([os.path.join(path, file)], allow_pickle, spare)
+        return _checkpoint(path, "folder", [file], headers, config)
     listed, metadata = _read_index(path, index)
     files = sorted(set(listed.values()))
     _check_files(path, index, files, names)
-    headers = [_read(os.path.join(path, file), allow_pickle, spare) for file in files]
+    headers = _read([os.path.join(path, file) for file in files], allow_pickle, spare)
     for file, header in zip(files, headers, strict=True):
         _check_shard(path, index, file, header, listed)
     return _checkpoint(path, "folder", files, headers, config, index, metadata)
@@ -145,7 +145,7 @@ def _checkpoint(
             )
         known = tuple(canonical[stored] for stored in header.tensors)
         shards.append(Shard(header.path, known, header.metadata, _output_name(name)))
-        if os.path.basename(os.path.dirname(header.path)).startswith(_SPARE):
+        if header.path != (path if kind == "file" else os.path.join(path, name)):
             notes.append(f"{name} is a pickle; it was read in a child process")
     return Checkpoint(
         path,
@@ -269,18 +269,19 @@ def _config(path: str) -> dict[str, Any]:
     return table
 
 
-def _read(file: str, allow_pickle: bool, spare: list[str]) -> Header:
-    """The header of a weight file; a pickle is converted first, into a new folder (added to `spare`)."""
-    if not (allow_pickle and is_pickle(file)):
-        return read_header(file)
+def _read(files: Sequence[str], allow_pickle: bool, spare: list[str]) -> list[Header]:
+    """The headers of weight files. Pickles are converted first, into a new folder that is added to `spare`."""
+    pickles = [file for file in files if is_pickle(file)] if allow_pickle else []
+    if not pickles:
+        return [read_header(file) for file in files]
     import tempfile
 
     from plait.checkpoint.pickled import convert
 
     spare.append(tempfile.mkdtemp(prefix=_SPARE))
-    target = os.path.join(spare[-1], "model.safetensors")
-    convert(file, target)
-    return read_header(target)
+    made = {file: os.path.join(spare[0], f"{number}.safetensors") for number, file in enumerate(pickles)}
+    convert(list(made.items()))
+    return [read_header(made.get(file, file)) for file in files]
 
 
 def _output_name(name: str) -> str:

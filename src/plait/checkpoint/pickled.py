@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.checkpoint.format import FileWriter
@@ -20,16 +20,21 @@ from plait.types import DTYPES
 _INNER = ("state_dict", "model_state_dict", "model", "module")
 
 
-def convert(source: str, target: str) -> None:
-    """Write the tensors of a pickle into a new safetensors file.
+def convert(pairs: Sequence[tuple[str, str]]) -> None:
+    """Write the tensors of pickles into new safetensors files, all in one child process.
 
-    source: a file of `torch.save`: a table of tensors, or one with such a table under `state_dict`,
-    `model_state_dict`, `model` or `module`.
+    pairs: (source, target). A source is a file of `torch.save`: a table of tensors, or one with such a table under
+    `state_dict`, `model_state_dict`, `model` or `module`.
     Errors: FormatError if it holds anything else, or code; PlaitError if the disk is full.
     """
+    words = []
+    for source, target in pairs:
+        link = target + ".pickle"  # torch would take a file that is called .safetensors for one
+        os.symlink(os.path.abspath(source), link)
+        words += [link, target]
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "plait.checkpoint.pickled", os.path.abspath(source), target],
+        [sys.executable, "-P", "-m", "plait.checkpoint.pickled", *words],
         env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -39,26 +44,25 @@ def convert(source: str, target: str) -> None:
         return
     try:
         word = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        word = {
-            "kind": "format",
-            "text": f"the child process that read it ended with status {done.returncode}",
-        }
-    if word["kind"] == "disk":
+        source = dict(zip(words[::2], (source for source, _ in pairs), strict=True))[word["link"]]
+    except (ValueError, KeyError, IndexError):
+        source, word = pairs[0][0], {"text": f"the process that read it ended with status {done.returncode}"}
+    if word.get("disk"):
         raise PlaitError(word["text"])
     raise FormatError(
         f"{source}: cannot be read as a pickle of weights ({word['text']}); convert it to safetensors"
     )
 
 
-def main(source: str, target: str) -> int:
-    """The child: convert one file. Prints one line of JSON if that fails."""
-    try:
-        _write(_tensors(_load(source)), target)
-    except PlaitError as error:
-        kind = "format" if isinstance(error, FormatError) else "disk"
-        print(json.dumps({"kind": kind, "text": str(error)}))
-        return 1
+def main(words: Sequence[str]) -> int:
+    """The child: source, target, source, target, ... If that fails, the last line printed is JSON and says why."""
+    for link, target in zip(words[::2], words[1::2], strict=True):
+        try:
+            _write(_tensors(_load(link)), target)
+        except PlaitError as error:
+            disk = not isinstance(error, FormatError)
+            print(json.dumps({"link": link, "text": str(error), "disk": disk}))
+            return 1
     return 0
 
 
@@ -109,4 +113,4 @@ def _write(tensors: Mapping[str, Any], target: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))
