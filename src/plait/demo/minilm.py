@@ -77,7 +77,7 @@ def save(folder: Path, weights: Weights, base: Path) -> None:
             writer.write(name, 0, weights[name].detach().contiguous().numpy().tobytes())
         else:
             writer.write(name, 0, read_bytes(ref))
-    writer.close()
+    writer.close(sync=False)
     for name in SIDECARS:
         shutil.copyfile(base / name, folder / name)
 
