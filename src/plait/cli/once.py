@@ -19,6 +19,9 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file: plait's own or mergekit's")
     parser.add_argument("out", metavar="OUT", help="where to write; it must not exist")
     parser.add_argument(
+        "--private", metavar="PATTERN", action="append", default=[], help="more tensor names to leave out"
+    )
+    parser.add_argument(
         "--workers", type=positive, metavar="N", help="threads; one per core by default, at most 8"
     )
     parser.add_argument(
@@ -50,7 +53,7 @@ def _once(args: Namespace) -> Answer:
         args.out,
         method=recipe.method,
         weights=[member.weight for member in recipe.members],
-        private=recipe.private,
+        private=[*recipe.private, *args.private],
         dtype=recipe.dtype,
         seed=seed,
         workers=args.workers,

@@ -23,7 +23,8 @@ class Findings:
         self.notes: list[str] = []
 
     def refuse(self, words: str) -> None:
-        self.wrong.append(words)
+        if words not in self.wrong:  # a parameter for all models is read once for each of them
+            self.wrong.append(words)
 
     def note(self, words: str) -> None:
         self.notes.append(words)

@@ -1,0 +1,179 @@
+"""The whole road on a real line: every verb, its object complete, and refusals that change nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.cli.schema import SCHEMA
+from tests.cli.conftest import Plait
+from tests.line.models import base_tensors, expert_tensors, read, same_bits, write_folder
+
+NULL_IS_FINE = {"receipt", "accounting", "replay", "task", "dtype"}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base and three experts, each with a head of its own, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    base = base_tensors()
+    write_folder(tmp_path / "base", base, shards=2)
+    for i, name in enumerate("abc"):
+        head = torch.full((3, 12), float(i))
+        write_folder(tmp_path / name, {**expert_tensors(base, i), "classifier.weight": head})
+    return tmp_path
+
+
+INIT = "init line --base base --method task_arithmetic --scale 0.7 --private classifier.*"
+
+
+def told(plait: Plait, words: str, code: int = 0) -> dict[str, Any]:
+    """The object that a command prints; it has all keys of its schema, and values wherever there is one."""
+    done = plait(*words.split(), "--json", "--quiet")
+    assert done.code == code, done.err
+    verb = words.split()[0]
+    assert list(done.json) == ["command", *SCHEMA[verb]]
+    missing = {key for key, value in done.json.items() if value is None} - NULL_IS_FINE
+    assert not missing, f"{verb} says nothing of {missing}"
+    return done.json
+
+
+@pytest.mark.usefixtures("world")
+def test_the_whole_road(plait: Plait) -> None:
+    start = told(plait, INIT)
+    assert start["options"]["scale"] == 0.7
+    first = told(plait, "merge line a")
+    assert [m["task"] for m in first["members"]] == ["a"]
+    assert first["accounting"]["private"] == 1
+    told(plait, "merge line b --task bee --weight 2")
+    both = told(plait, "merge line c --from 1")
+    assert both["members"][2]["descends"]["tasks"] == ["a"]
+    told(plait, "reweight line bee 0.5")
+    told(plait, "replace line bee b --weight 2")
+    assert told(plait, "status line")["version"] == both["version"]
+    assert told(plait, "diff line 3 5")["equal"] is True
+    assert told(plait, "diff line base 5")["members"]["only_b"] == ["a", "bee", "c"]
+    gone = told(plait, "unmerge line bee")
+    assert gone["receipt"]["exact"] is True
+    assert gone["version"] == gone["receipt"]["never_merged"]
+    assert told(plait, "verify line --replay")["replay"] == "equal"
+    out = told(plait, "export line out --task a")
+    assert out["version"] == gone["version"]
+    assert float(read(Path("out"))["classifier.weight"].max()) == 0.0
+    assert told(plait, "purge line bee --yes")["removed"]["objects"]
+    assert told(plait, "gc line --dry-run --grace 0")["dry_run"] is True
+    assert [e["verb"] for e in told(plait, "log line")["entries"]] == [
+        "init", "merge", "merge", "merge", "reweight", "replace", "unmerge", "export", "purge"
+    ]  # fmt: skip
+    assert told(plait, "show line 6")["kind"] == "entry"
+    assert told(plait, "show line a")["kind"] == "member"
+    assert told(plait, "verify line")["ok"] is True
+    carried = told(plait, "unmerge line a")
+    assert carried["receipt"]["exact"] is False  # c was trained from a version that held a
+
+
+@pytest.mark.usefixtures("world")
+def test_the_same_road_in_words(plait: Plait) -> None:
+    assert "started the line line" in plait(*INIT.split()).out
+    merged = plait("merge", "line", "a")
+    assert "5 merged, 1 private, 1 frozen, 1 buffer" in merged.out
+    assert merged.out.startswith("merged a (weight 1), entry 1\n")
+    plait("merge", "line", "b", "--weight", "2")
+    state = plait("status", "line").out
+    assert "task_arithmetic (scale 0.7)" in state
+    assert "2 members: a, b (weight 2)" in state
+    gone = plait("unmerge", "line", "b").out
+    assert "exact         yes" in gone
+    assert "subtraction" in gone
+    digest = json.loads(plait("status", "line", "--json").out)["version"]
+    for words in (
+        "log line",
+        "show line 1",
+        "show line a",
+        "diff line 0 1",
+        "verify line --replay",
+        "export line out",
+    ):
+        done = plait(*words.split())
+        assert done.code == 0, done.err
+        assert done.out
+    assert digest[:12] in plait("log", "line").out
+
+
+@pytest.mark.usefixtures("world")
+def test_once_gives_the_model_of_the_line(plait: Plait) -> None:
+    told(plait, INIT)
+    told(plait, "merge line a")
+    line = told(plait, "merge line b --weight 2")
+    members = [{"checkpoint": "a"}, {"checkpoint": "b", "weight": 2}]
+    recipe = {"base": "base", "method": "task_arithmetic", "options": {"scale": 0.7}, "members": members}
+    Path("r.yaml").write_text(json.dumps({**recipe, "private": ["classifier.*"]}))
+    once = told(plait, "once r.yaml out")
+    assert once["version"] == line["version"]
+    assert not same_bits(read(Path("out")), read(Path(line["model"])))
+    Path("r16.yaml").write_text(json.dumps({**recipe, "dtype": "bfloat16"}))
+    assert "--private 'classifier.*'" in plait("once", "r16.yaml", "out16").error
+    told(plait, "once r16.yaml out16 --private classifier.*")
+    assert read(Path("out16"))["layer.0.dense.weight"].dtype == torch.bfloat16
+    assert "out16 exists; give another place, or --force" in plait("once", "r16.yaml", "out16").error
+
+
+REFUSALS = [
+    ("init line --base base", 5, "line"),
+    ("init new --base nowhere", 5, "nowhere"),
+    ("merge line nowhere", 5, "nowhere"),
+    ("merge line a", 5, "task a is a member already; use replace"),
+    ("merge line b --task ../b", 2, "task name '../b' cannot be used"),
+    ("merge line b --weight 0", 2, "weight is 0.0, expected a number above 0"),
+    ("merge line b --from 99", 5, "'99' is no entry and no version of this line"),
+    ("unmerge line ghost", 5, "task 'ghost' is not a member; members are: a"),
+    ("unmerge line a --algebraic", 5, "method task_arithmetic has no algebraic removal, only mdm_oc has"),
+    ("reweight line ghost 2", 5, "task 'ghost' is not a member"),
+    ("replace line ghost b", 5, "task 'ghost' is not a member"),
+    ("status base", 5, "base"),
+    ("show line zzzz", 5, "'zzzz' is no entry and no version of this line"),
+    ("diff line base 9", 5, "'9' is no entry and no version of this line"),
+    ("export line base", 5, "base exists; give another place, or --force to replace it"),
+    ("purge line a --yes", 5, "task a is still a member; unmerge it first, then purge"),
+    ("purge line ghost --yes", 5, "task 'ghost' was never a member of this line"),
+]
+
+
+@pytest.mark.usefixtures("world")
+def test_refusals_change_nothing(plait: Plait) -> None:
+    told(plait, INIT)
+    told(plait, "merge line a")
+    before = plait("status", "line").out
+    for words, code, message in REFUSALS:
+        done = plait(*words.split())
+        assert done.code == code, (words, done)
+        assert message in done.error, words
+        assert done.out == ""
+    assert plait("status", "line").out == before
+    assert told(plait, "verify line")["ok"] is True
+
+
+@pytest.mark.usefixtures("world")
+def test_a_damaged_line_and_a_locked_one(plait: Plait) -> None:
+    told(plait, INIT)
+    told(plait, "merge line a")
+    with (Path("line") / "lock").open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = plait("merge", "line", "b", "--json")
+        assert done.code == 4
+        assert done.json["error"]["kind"] == "LockedError"
+        assert told(plait, "status line")["members"]
+    victim = next(path for path in sorted((Path("line") / "objects").rglob("*")) if path.is_file())
+    victim.chmod(0o644)
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    found = plait("verify", "line", "--json")
+    assert found.code == 3
+    assert found.json["ok"] is False
+    assert any(victim.name[:8] in problem for problem in found.json["problems"])
