@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,10 +10,7 @@ if TYPE_CHECKING:
     from plait.line import merge_files as merge_files
     from plait.line import merge_state_dicts as merge_state_dicts
 
-try:
-    __version__ = version("plait")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = ["Line", "__version__", "merge_files", "merge_state_dicts"]
 
@@ -22,4 +18,11 @@ __all__ = ["Line", "__version__", "merge_files", "merge_state_dicts"]
 def __getattr__(name: str) -> Any:
     if name in ("Line", "merge_files", "merge_state_dicts"):
         return getattr(import_module("plait.line"), name)
+    if name == "__version__":  # looked up when asked for: it costs more than all other imports together
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("plait")
+        except PackageNotFoundError:  # a source tree that was never installed
+            return "0+unknown"
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

@@ -8,7 +8,6 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +226,9 @@ def open_version(folder: Path) -> Checkpoint:
 
 def software(method_uses_torch: bool = True) -> dict[str, Any]:
     """The versions that made the bytes."""
-    row: dict[str, Any] = {"plait": installed("plait"), "python": platform.python_version()}
+    from plait import __version__
+
+    row: dict[str, Any] = {"plait": __version__, "python": platform.python_version()}
     if method_uses_torch:
         import torch
 
