@@ -258,9 +258,10 @@ def _prepare(merge: _Merge, members: Sequence[Incoming], key: str) -> list[Known
             answers = merge.driver.survey(f"prepare {round_}", plan, task, total)
             return {n: _of_member(n, _places(merge, members[n].refs), plan, answers) for n in surveys}
 
-        size = sum(ref.numel for ref in merge.base.values())
+        size = sum(ref.numel for ref in merge.base.values() if ref.mergeable)
         generators = {
-            n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}, size) for n in missing
+            n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}, size)
+            for n in missing
         }
         found = in_lockstep(generators, ask)
         if journal is not None:

@@ -1,0 +1,83 @@
+"""Methods that see all weights at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from plait import engine
+from plait.errors import NonFinite, VerificationError
+from tests.engine.files import Bench, Tensors, all_same, base_tensors, expert_of, places, save
+from tests.engine.toys import Walk
+
+
+def loss(weights: dict[str, Tensor]) -> float:
+    return float(sum(w.square().sum() for w in weights.values()))
+
+
+def run(
+    bench: Bench, members: list[engine.Incoming], enter: list[engine.Incoming], state: Path | None, name: str
+) -> tuple[Tensors, engine.Modelled]:
+    out = places(bench.folder / f"{name}.safetensors", bench.base)
+    done = engine.run_model(
+        Walk(),
+        bench.base,
+        members,
+        loss,
+        out,
+        enter=enter,
+        state=state,
+        new_state=bench.folder / name,
+        settings=engine.Settings(1),
+    )
+    return load_file(bench.folder / f"{name}.safetensors"), done
+
+
+def test_steps_follow_the_members_and_the_state_goes_on(tmp_path: Path) -> None:
+    base = {**base_tensors(), "steps": torch.tensor(7)}
+    bench = Bench(tmp_path, base, [expert_of(base, n) for n in range(3)])
+    found, done = run(bench, bench.members, bench.members, None, "all")
+    want = {n: t.float() for n, t in base.items() if t.is_floating_point()}
+    for number, expert in enumerate(bench.experts):
+        want = {n: w + (expert[n].float() - w) / 2 for n, w in want.items()}
+        # sums of the same fp32 squares by the same code
+        assert done.known[f"t{number}"] == {"loss": loss(want), "members": number + 1}
+    assert all_same(found, {**{n: w.bfloat16() for n, w in want.items()}, "steps": base["steps"]})
+    assert done.counts == {"merged": 5, "copied": 2}
+    run(bench, bench.members[:2], bench.members[:2], None, "two")
+    again, _ = run(bench, bench.members, bench.members[2:], tmp_path / "two", "three")
+    assert all_same(again, found)
+    assert (tmp_path / "three" / "state.safetensors").read_bytes() == (
+        tmp_path / "all" / "state.safetensors"
+    ).read_bytes()
+
+
+def test_faults_are_refused(tmp_path: Path) -> None:
+    base = base_tensors()
+    expert = expert_of(base, 0)
+    expert["small"][2] = float("nan")
+    bench = Bench(tmp_path, base, [expert])
+    with pytest.raises(NonFinite, match=r"t0: small\[2\] is nan"):
+        run(bench, bench.members, bench.members, None, "x")
+    other = save(tmp_path / "other", {"w": torch.zeros(3)})
+    member = replace(bench.members[0], refs={})
+    out = places(tmp_path / "out", other)
+    settings = engine.Settings(1)
+    engine.run_model(
+        Walk(),
+        other,
+        [member],
+        loss,
+        out,
+        enter=[member],
+        state=None,
+        new_state=tmp_path / "s",
+        settings=settings,
+    )
+    with pytest.raises(VerificationError, match="tensor frozen is missing or of another shape"):
+        run(bench, [member], [member], tmp_path / "s", "y")
