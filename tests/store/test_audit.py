@@ -128,6 +128,9 @@ def test_current_and_base_version_must_be_there_older_ones_may_be_gone(store: St
         aside = store.path.parent / "aside"
         os.rename(store.versions.path(digest), aside)
         assert f"{digest}: missing, the ledger needs it" in " ".join(verify(store, model_digest).problems)
+        (store.versions.folder / digest).symlink_to(aside)
+        assert f"{digest}: missing, the ledger needs it" in " ".join(verify(store, model_digest).problems)
+        (store.versions.folder / digest).unlink()
         os.rename(aside, store.versions.folder / digest)
 
 

@@ -124,7 +124,9 @@ def test_killed_while_creating(tmp_path: Path, limit: int) -> None:
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-@pytest.mark.parametrize("limit", [pytest.param(5, id="some"), *limits()[1:]])
+@pytest.mark.parametrize(
+    "limit", [pytest.param(5, id="some"), pytest.param(40, id="more", marks=pytest.mark.slow)]
+)
 @pytest.mark.skipif(not crash.has_strace(), reason="strace is missing or may not trace")
 def test_failing_disk(tmp_path: Path, error: str, limit: int) -> None:
     def check(folder: Path, trial: crash.Trial) -> None:

@@ -76,12 +76,13 @@ class Versions:
     def path(self, digest: str) -> Path:
         """The folder of the version. VerificationError if it is missing."""
         path = self._place(digest)
-        if not path.is_dir():
+        if not self.has(digest):
             raise VerificationError(f"{path}: the version is missing; build it again from the members")
         return path
 
     def has(self, digest: str) -> bool:
-        return self._place(digest).is_dir()
+        path = self._place(digest)
+        return path.is_dir() and not path.is_symlink()
 
     def size(self, digest: str) -> int:
         """Bytes of all files of the version."""
