@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,12 +44,17 @@ def base(packages: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick(packages: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A quick run of the whole road."""
+    """A quick run of the whole road; one for all worker processes of a test run. Tests must not change it."""
     from plait.demo.__main__ import main
 
-    out = tmp_path_factory.mktemp("demo") / "out"
-    code = main(["--quick", "--out", str(out), "--seed", "3"])
-    return Run(code, out)
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    out, code = root / "quick-demo", root / "quick-demo.code"
+    with (root / "quick-demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not code.exists():
+            code.write_text(str(main(["--quick", "--out", str(out), "--seed", "3"])))
+    return Run(int(code.read_text()), out)
 
 
 class Run:

@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m plait.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("plait-demo"), help="folder for what is made")
     parser.add_argument("--seed", type=int, default=0, help="chooses the splits and the order of training")
-    parser.add_argument("--quick", action="store_true", help="few examples, one epoch: a test of the road")
+    parser.add_argument(
+        "--quick", action="store_true", help="few examples, a part of the encoder: a test of the road"
+    )
     parser.add_argument("--workers", type=int, default=0, help="processes; 0: one for each core, at most 4")
     chosen = parser.parse_args(arguments)
     try:
@@ -47,7 +49,9 @@ def run(out: Path, seed: int, quick: bool, workers: int) -> int:
     screen.results |= {"seed": seed, "quick": quick, "threads_per_process": 1}
     screen.say("plait: merge fine-tuned checkpoints one by one, take one out again, prove it byte for byte.")
     if quick:
-        screen.say("(--quick: few examples, one epoch: accuracies mean little, the proofs are the same)")
+        screen.say(
+            "(--quick: few examples, a part of the encoder: accuracies mean nothing, the proofs are the same)"
+        )
     spawn = multiprocessing.get_context("spawn")
     count = workers or min(4, os.cpu_count() or 1)
     with ProcessPoolExecutor(count, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:

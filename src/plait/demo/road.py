@@ -10,7 +10,7 @@ import torch
 
 from plait import Line
 from plait.demo import proofs
-from plait.demo.minilm import copy_base, load
+from plait.demo.minilm import Encoder, copy_base, cut_base, load
 from plait.demo.screen import percent
 from plait.demo.subtraction import undo_average, undo_task_arithmetic
 from plait.demo.tasks import Task, load_tasks
@@ -47,13 +47,18 @@ def walk(w: Walk) -> None:
 def meet_the_base(w: Walk) -> tuple[list[Task], dict[str, Score]]:
     """Lay the base out, make the tasks, and score the base on them."""
     s = w.screen
+    if w.effort.cut:
+        cut_base(w.base, *w.effort.cut)
+    else:
+        copy_base(w.base)
+    layers, count = Encoder.of(w.base).layers, sum(weight.numel() for weight in load(w.base).values())
     s.section(
         "The base and four tasks",
-        "The base is a small sentence encoder: MiniLM, 6 layers, 22.7 million weights. A text is put into the "
-        "class whose name is nearest to it, both embedded; the class names by the base, once and for all.",
+        f"The base is a small sentence encoder: MiniLM, layers: {layers}, weights: {count / 1e6:.1f} million. A text "
+        "is put into the class whose name is nearest to it, both embedded; the class names by the base, once and "
+        "for all.",
     )
     tasks = load_tasks(w.seed, w.effort.sizes)
-    copy_base(w.base)
     (scores,) = w.scores([w.base], tasks)
     rows = []
     for t in tasks:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plait.demo.minilm import Encoder, Weights, batches_by_length, load, save
+from plait.demo.minilm import WORDS, Encoder, Weights, batches_by_length, load, save
 from plait.demo.tasks import Example, Task
 
-WORDS = "embeddings.word_embeddings.weight"
 SHARPNESS = 20.0  # logits are this times the cosine: what a cosine of 1 is worth against one of 0
 
 
