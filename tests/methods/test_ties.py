@@ -24,7 +24,7 @@ def models(seed: int = 0, coarse: bool = False) -> tuple[Model, list[Model]]:
         return torch.round(values * 3) / 1024 if coarse else values / 1024
 
     shapes = {"a.weight": (20, 31), "b.bias": (13,), "c": (2,)}
-    base = {n: torch.round(torch.randn(s, generator=draw, dtype=torch.float64) * 1024) / 1024 for n, s in shapes.items()}
+    base = {n: torch.round(torch.randn(s, generator=draw).double() * 1024) / 1024 for n, s in shapes.items()}
     return base, [{n: t + noise(tuple(t.shape)) for n, t in base.items()} for _ in range(5)]
 
 
@@ -52,9 +52,7 @@ def ties(base: Model, experts: list[Model], weights: list[float], o: dict[str, A
             for n in tau:
                 tau[n], whole = whole[: size[n]], whole[size[n] :]
         rows.append({n: [w * x for x in v] for n, v in tau.items()})
-    signs = {
-        n: [(s > 0) - (s < 0) for s in map(sum, zip(*(r[n] for r in rows), strict=True))] for n in base
-    }
+    signs = {n: [(s > 0) - (s < 0) for s in map(sum, zip(*(r[n] for r in rows), strict=True))] for n in base}
     total = sum(sum(v) for v in signs.values())
     majority = (total > 0) - (total < 0)
     out = {}

@@ -156,7 +156,7 @@ class Table:
 
     def _output(self, name: str, tensor: Tensor, outlook: Outlook, only: Entry | None) -> Tensor:
         if only is not None and name in only.changed:
-            return round_once(only.expert[name].double(), tensor.dtype)
+            return rounded(only.expert[name], tensor.dtype)
         if name not in self._states or not outlook.members:
             return tensor.clone()
         out = torch.empty(tensor.numel(), dtype=tensor.dtype)
@@ -379,7 +379,12 @@ def _apply_model(
         weights_of = {n: there[n].to(start[n].dtype) for n in places}
         state, known = method.step(state, start, weights_of, tuple(members), problem)
         members[-1] = MemberFacts(weight, json.loads(json.dumps(known)))
-    return {n: round_once(state[n].double(), t.dtype) if n in places else t.clone() for n, t in held.items()}
+    return {n: rounded(state[n], t.dtype) if n in places else t.clone() for n, t in held.items()}
+
+
+def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A new tensor, rounded once to `dtype`."""
+    return round_once(tensor.double().flatten(), dtype).view(tensor.shape)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -129,8 +129,9 @@ class Opcm(TensorMethod):
         return _squares(state["total"].double())
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Tensor:
-        total: Tensor = state["total"]
-        return base.double() + total.double() * outlook.known["factor"]
+        factor: float = outlook.known["factor"]
+        shift: Tensor = state["total"].double() * factor
+        return base.double() + shift
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:
         return len(members) == 1 and members[0].weight == 1

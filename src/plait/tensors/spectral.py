@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.errors import NonFinite
 from plait.tensors import Tensor, torch
 
 EMPTY = 1e-6
@@ -50,11 +51,13 @@ def spectrum(matrix: Tensor) -> Spectrum:
     """Decompose `matrix`, (m, n) of any float dtype, in fp64.
 
     Cost: one Gram matrix and one symmetric eigen-decomposition of size min(m, n), about a quarter of an
-    economy SVD where the matrix is far from square.
+    economy SVD where the matrix is far from square. NonFinite where there is NaN or infinity.
     """
     matrix = matrix.double()
     tall = matrix.shape[0] >= matrix.shape[1]
     gram = matrix.T @ matrix if tall else matrix @ matrix.T
+    if not bool(torch.isfinite(gram).all()):
+        raise NonFinite("a matrix holds NaN or infinity, expected finite numbers; repair the checkpoint it is from")
     squares, vectors = torch.linalg.eigh(gram)
     values = squares.flip(0).clamp(min=0).sqrt()
     kept = int((values > EMPTY * values[0]).sum()) if len(values) else 0

@@ -1,0 +1,317 @@
+"""Laws that every merging method must obey, checked in memory. For authors of methods:
+
+    from plait.testing import check
+
+    def test_my_method():
+        check(MyMethod(scale=1.0), gives_back=True)
+
+Each law raises `LawBroken` that says which method broke it, where, and what the law wants.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+from plait.methods.base import AdditiveMethod, Facts, MemberFacts, Method, ModelMethod, TensorMethod
+from plait.methods.memory import Table, apply, same_bytes
+from plait.methods.registry import make, names
+from plait.tensors import BLOCK, Tensor, torch
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+WEIGHTS = (1.0, 2.0, 0.3, 0.5, 1.7)
+
+Model = dict[str, Tensor]
+
+
+class LawBroken(AssertionError):
+    """A method does not do what every method must do."""
+
+
+def check(method: Method, *, gives_back: bool | None = None, problem: Any = None) -> None:
+    """Run every law that applies to `method`.
+
+    gives_back: whether the formula with these options gives the only member of weight 1 back; None asks
+        `method.reduces`. problem: handed to a `ModelMethod`.
+    """
+    facts_are_complete(method)
+    options_round_trip(method)
+    if isinstance(method, ModelMethod):
+        model_inputs_stay(method, problem)
+        return
+    if not isinstance(method, TensorMethod):
+        raise LawBroken(f"{method!r} is neither a TensorMethod nor a ModelMethod; derive from one of them")
+    inputs_stay(method)
+    cuts_do_not_matter(method)
+    one_member_comes_back(method, gives_back)
+    order_is_as_declared(method)
+    leaving_undoes_entering(method)
+
+
+def examples(dtype: str, count: int = 4, *, large: bool = False, seed: int = 0) -> tuple[Model, list[Model]]:
+    """A base and `count` experts with what merges stumble over: tiny and denormal elements, zeros of both signs,
+    elements and whole tensors that no expert changes, tensors without elements, 0-d tensors, a buffer.
+
+    dtype: name of a torch float dtype. large: with a tensor that is longer than a block.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    shapes: dict[str, tuple[int, ...]] = {
+        "layer.weight": (24, 17),
+        "layer.bias": (24,),
+        "head.weight": (5, 31),
+        "conv.weight": (4, 3, 2, 2),
+        "embedding.weight": (13, 8),
+        "scale": (),
+        "one": (1,),
+        "nothing": (0, 3),
+    }
+    if large:
+        shapes["long.weight"] = (83, 800)
+    draw = torch.Generator().manual_seed(seed)
+    base: Model = {n: _edge(torch.randn(s, generator=draw) * 0.02, kind, draw) for n, s in shapes.items()}
+    base["frozen"] = torch.randn(7, generator=draw).to(kind)
+    base["steps"] = torch.tensor([3, 1])
+    experts = []
+    for i in range(count):
+        expert = {n: t.clone() for n, t in base.items()}
+        for n in shapes:
+            if n == "head.weight" and i == 1:
+                continue  # a tensor that this expert leaves as it is
+            moved = base[n].double() + torch.randn(shapes[n], generator=draw).double() * 0.002
+            expert[n] = _edge(moved, kind, draw)
+        experts.append(expert)
+    return base, experts
+
+
+def _edge(values: Tensor, kind: torch.dtype, draw: torch.Generator) -> Tensor:
+    """`values` in dtype `kind`, with some elements replaced by awkward ones."""
+    out = values.to(kind)
+    info = torch.finfo(kind)
+    odd = [0.0, -0.0, info.tiny, -info.tiny, info.tiny / 4, -info.smallest_normal / 2, info.eps**2, 1.0, -1.0]
+    if out.numel() >= 20:
+        at = torch.randint(out.numel(), (len(odd) * (1 + out.numel() // 200),), generator=draw)
+        flat = out.view(-1)
+        flat[at] = torch.tensor(odd, dtype=torch.float64).repeat(len(at) // len(odd)).to(kind)
+    return out
+
+
+# The laws
+
+
+def facts_are_complete(method: Method) -> None:
+    """What a user must know is declared, and the declaration fits the class."""
+    facts = getattr(method, "facts", None)
+    if not isinstance(facts, Facts):
+        raise LawBroken(f"{_label(method)} declares no facts; give the class a `facts: ClassVar[Facts]`")
+    for f in fields(facts):
+        if getattr(facts, f.name) in ("", None):
+            raise LawBroken(f"{_label(method)}: facts.{f.name} is empty; say it")
+    if not (type(method).__doc__ or "").strip() or (type(method).__doc__ or "").startswith(
+        f"{type(method).__name__}("
+    ):
+        raise LawBroken(f"{_label(method)} has no docstring; state its formula, options and their ends")
+    additive = isinstance(method, AdditiveMethod)
+    if additive != (facts.family == "additive") or (
+        additive and (facts.order or facts.removal != "subtract")
+    ):
+        raise LawBroken(
+            f"{_label(method)}: facts say {facts.family}, order {facts.order}, removal {facts.removal}; an "
+            "AdditiveMethod, and no other, is of family additive, without order and removed by subtraction"
+        )
+
+
+def options_round_trip(method: Method) -> None:
+    """Options survive JSON and text, give an equal method back, are hashable, and cannot be changed."""
+    plain = json.loads(json.dumps(method.options()))
+    if plain != method.options():
+        raise LawBroken(f"{_label(method)}: options {method.options()} do not survive JSON; use plain values")
+    if method.name in names():
+        if make(method.name, plain) != method:
+            raise LawBroken(
+                f"{_label(method)}: make(name, options) is another method: {make(method.name, plain)}"
+            )
+        words = {
+            key: str(value) for key, value in plain.items() if isinstance(value, (int, float, str, bool))
+        }
+        rest = {key: value for key, value in plain.items() if key not in words}
+        if make(method.name, {**rest, **words}) != method:
+            raise LawBroken(f"{_label(method)}: options given as text make another method")
+    hash(method)
+    for f in fields(method):
+        try:
+            setattr(method, f.name, getattr(method, f.name))
+        except FrozenInstanceError:
+            continue
+        raise LawBroken(f"{_label(method)} can be changed; declare it @dataclass(frozen=True)")
+
+
+def inputs_stay(method: TensorMethod) -> None:
+    """Merging writes into no input, hands no input out, and keeps names, order, shapes and dtypes of the base."""
+    base, experts = examples("float32")
+    before = [_copy(m) for m in (base, *experts)]
+    merged = apply(method, base, experts, WEIGHTS[: len(experts)])
+    for name, tensor in merged.items():
+        tensor.zero_()
+        if tensor.shape != base[name].shape or tensor.dtype != base[name].dtype:
+            raise LawBroken(f"{_label(method)}: {name} came out {tensor.dtype} {tuple(tensor.shape)}")
+    if list(merged) != list(base):
+        raise LawBroken(f"{_label(method)}: names came out as {list(merged)}, the base has {list(base)}")
+    for now, then in zip((base, *experts), before, strict=True):
+        _same(method, now, then, "an input was written to")
+
+
+def cuts_do_not_matter(method: TensorMethod) -> None:
+    """The size of chunks and the number of threads change no byte."""
+    threads = torch.get_num_threads()
+    for dtype in ("bfloat16", "float32"):
+        base, experts = examples(dtype, 3, large=True)
+        torch.set_num_threads(1)
+        try:
+            want = apply(method, base, experts, WEIGHTS[:3], chunk=1024 * BLOCK)
+            torch.set_num_threads(4)
+            got = apply(method, base, experts, WEIGHTS[:3], chunk=BLOCK)
+        finally:
+            torch.set_num_threads(threads)
+        _same(
+            method, got, want, "chunks of a block and 4 threads gave other bytes than one chunk and 1 thread"
+        )
+
+
+def one_member_comes_back(method: TensorMethod, gives_back: bool | None = None) -> None:
+    """Where the formula reduces to the only member, that member's bytes come out. Elsewhere they need not, but
+    `reduces` must then be False."""
+    promised = method.reduces([MemberFacts(1.0, {})])
+    if gives_back is False and promised:
+        raise LawBroken(
+            f"{_label(method)}: `reduces` is true, the caller says that the formula does not reduce"
+        )
+    if not (gives_back or promised):
+        return
+    for dtype in DTYPES:
+        base, experts = examples(dtype, 2)
+        for expert in experts:
+            _same(
+                method, apply(method, base, [expert]), expert, "the only member of weight 1 did not come back"
+            )
+
+
+def order_is_as_declared(method: TensorMethod) -> None:
+    """A method that says the order of arrival does not matter gives the same bytes for every order."""
+    if method.facts.order:
+        return
+    draw = random.Random(0)
+    for dtype in ("bfloat16", "float32"):
+        base, experts = examples(dtype, 5)
+        pairs = list(zip(experts, WEIGHTS, strict=True))
+        want = apply(method, base, experts, WEIGHTS)
+        draw.shuffle(pairs)
+        got = apply(method, base, [e for e, _ in pairs], [w for _, w in pairs])
+        _same(method, got, want, "another order of arrival gave other bytes")
+
+
+def leaving_undoes_entering(method: TensorMethod, steps: int = 9, seed: int = 0) -> None:
+    """After any sequence of members entering and leaving, state and model have the bytes of a table that only ever
+    saw the members that are left."""
+    if method.facts.removal == "never":
+        return
+    for dtype in ("bfloat16", "float32"):
+        base, experts = examples(dtype, 4)
+        draw = random.Random(f"{seed}-{dtype}")
+        table, inside = Table(method, base), list[tuple[int, float]]()
+        for step in range(steps):
+            outside = [i for i in range(len(experts)) if i not in [j for j, _ in inside]]
+            if inside and (not outside or draw.random() < 0.45):
+                at = draw.randrange(len(inside))
+                table.leave(at)
+                del inside[at]
+            else:
+                which, weight = draw.choice(outside), draw.choice(WEIGHTS)
+                table.enter(experts[which], weight)
+                inside.append((which, weight))
+            if step % 4 == 3 or step == steps - 1:
+                _compare(method, table, base, [(experts[i], w) for i, w in inside])
+
+
+def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tuple[Model, float]]) -> None:
+    fresh = Table(method, base)
+    for expert, weight in left:
+        fresh.enter(expert, weight)
+    want = fresh.merged() if left else base
+    _same(
+        method,
+        table.merged(),
+        want,
+        f"with {len(left)} members left the model is not as if the others never were",
+    )
+    for name, chunks in fresh.states().items():
+        for (where, one), (_, other) in zip(chunks, table.states()[name], strict=True):
+            for slot in one:
+                if _packed(one[slot]) != _packed(other[slot]):
+                    raise LawBroken(
+                        f"{_label(method)}: state {slot} of {name} from element {where.first} on is not as if the "
+                        "members that left never were; undo must be the exact inverse of step"
+                    )
+
+
+def model_inputs_stay(method: ModelMethod, problem: Any) -> None:
+    """A step of a model method writes into no argument, keeps names and shapes, and what it found survives JSON."""
+    base, experts = examples("float32", 2)
+    start = {n: t for n, t in base.items() if t.is_floating_point()}
+    state: Mapping[str, Tensor] = method.start(start)
+    for i, expert in enumerate(experts):
+        weights = {n: expert[n] for n in start}
+        before = [_copy(m) for m in (state, start, weights)]
+        members = tuple(MemberFacts(1.0, {}) for _ in range(i + 1))
+        new, known = method.step(state, start, weights, members, problem)
+        for now, then in zip((state, start, weights), before, strict=True):
+            _same(method, now, then, "a step wrote into an argument")
+        if json.loads(json.dumps(known)) != known:
+            raise LawBroken(f"{_label(method)}: what a step found does not survive JSON: {known}")
+        if {n: t.shape for n, t in new.items()} != {n: t.shape for n, t in start.items()}:
+            raise LawBroken(f"{_label(method)}: a step returned other names or shapes than the base has")
+        state = new
+
+
+LAWS: tuple[Callable[..., None], ...] = (
+    facts_are_complete,
+    options_round_trip,
+    inputs_stay,
+    cuts_do_not_matter,
+    one_member_comes_back,
+    order_is_as_declared,
+    leaving_undoes_entering,
+    model_inputs_stay,
+)
+"""All laws, for documentation."""
+
+
+def _label(method: Method) -> str:
+    return f"{method.name} {method.options()}"
+
+
+def _copy(model: Mapping[str, Tensor]) -> Model:
+    return {name: tensor.clone() for name, tensor in model.items()}
+
+
+def _packed(slot: Any) -> Any:
+    if isinstance(slot, Tensor if isinstance(Tensor, type) else torch.Tensor):
+        return slot.view(torch.uint8).numpy().tobytes()
+    dense, sparse = slot.pack()
+    flat = {key: value.numpy().tobytes() for key, value in dense.items()}
+    return flat, {key: tuple(v.numpy().tobytes() for v in pair) for key, pair in sparse.items()}
+
+
+def _same(method: Method, got: Mapping[str, Tensor], want: Mapping[str, Tensor], complaint: str) -> None:
+    for name, tensor in want.items():
+        if same_bytes(got[name], tensor):
+            continue
+        a, b = got[name].view(-1), tensor.view(-1)
+        bad = ((a != b) | (a.signbit() != b.signbit())).nonzero().view(-1)
+        at = int(bad[0]) if len(bad) else 0
+        raise LawBroken(
+            f"{_label(method)}: {complaint}: {name} ({b.dtype}) differs in {len(bad)} elements, "
+            f"the first at {at}: {a[at].item()!r}, expected {b[at].item()!r}"
+        )

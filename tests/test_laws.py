@@ -1,0 +1,52 @@
+"""The shipped laws on every registered method, and proof that each law can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.methods.registry import make, names
+from plait.testing import check
+
+SETS: list[tuple[str, dict[str, Any], bool | None]] = [
+    ("average", {}, True),
+    ("average", {"sparsify": "dare"}, None),
+    ("average", {"sparsify": "dare", "sparsify.density": 1}, True),
+    ("average", {"sparsify": "della", "sparsify.density": 0.3, "sparsify.spread": 0.4}, None),
+    ("average", {"sparsify": "breadcrumbs"}, None),
+    ("task_arithmetic", {"scale": 1}, True),
+    ("task_arithmetic", {"scale": 0.3}, None),
+    ("task_arithmetic", {"scale": 1, "sparsify": "dare", "sparsify.density": 0.3}, None),
+    ("ties", {"density": 1}, True),
+    ("ties", {"density": 0.2}, None),
+    (
+        "ties",
+        {"trim": "model", "disjoint": "sum", "scale": 0.3, "kept": "inclusive", "zero": "majority"},
+        None,
+    ),
+    ("ties", {"sparsify": "della", "density": 0.4}, None),
+    ("ties", {"sparsify": "breadcrumbs", "trim": "model"}, None),
+    ("magmax", {"scale": 1}, True),
+    ("magmax", {}, None),
+    ("model_stock", {}, True),
+    ("model_stock", {"clamp": False, "sparsify": "della"}, None),
+    ("opcm", {}, True),
+    ("opcm", {"variant": "diagonal", "share": 0.8}, True),
+    ("opcm", {"share": 1, "tables": ""}, True),
+]
+
+
+def _label(case: tuple[str, dict[str, Any], bool | None]) -> str:
+    return " ".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
+
+
+@pytest.mark.parametrize("case", SETS, ids=_label)
+def test_method_obeys_the_laws(case: tuple[str, dict[str, Any], bool | None]) -> None:
+    name, options, gives_back = case
+    check(make(name, options), gives_back=gives_back)
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {case[0] for case in SETS}))
+def test_every_other_registered_method_obeys_the_laws_as_it_comes(name: str) -> None:
+    check(make(name))
