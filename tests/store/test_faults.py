@@ -148,6 +148,36 @@ def test_what_a_failed_fsync_touched_is_never_used_again(
     assert store.versions.all() == [sha(b"base")]
 
 
+def test_a_name_that_may_not_be_on_the_disk_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(tmp_path / "line")
+    parents = {"objects": "??", "versions": "versions", "ledger": "ledger"}
+    for kind, folder in parents.items():
+
+        def fsync(handle: int, folder: str = folder) -> None:
+            if Path(os.readlink(f"/proc/self/fd/{handle}")).match(folder):
+                raise OSError(errno.EIO, "Input/output error")
+
+        def work(kind: str = kind) -> None:
+            if kind == "ledger":
+                store.ledger.append({})
+            else:
+                (put if kind == "objects" else publish)(store, b"data")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            assert ADVICE[errno.EIO] in failure(work)
+            if kind == "objects":
+                outside = tmp_path / "outside"
+                outside.write_bytes(b"data")
+                assert ADVICE[errno.EIO] in failure(lambda: store.objects.put_file(outside))  # noqa: B023
+        assert store.objects.all() == []
+        assert store.versions.all() == [sha(b"base")]
+        assert len(store.ledger.entries()) == 1
+        assert not list(store.ledger.folder.glob(".*"))
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: real(handle, bytes(data[:7])))
