@@ -96,6 +96,16 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert err == b""
 
 
+def test_an_error_is_told_although_the_reader_of_its_object_went_away() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = run("mrge", "--json", stdout=write)
+    os.close(write)
+    _, err = process.communicate()
+    assert process.returncode == 2
+    assert err == b"plait: error: 'mrge' is not a plait command; did you mean merge?\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_output_that_cannot_be_written_is_an_error() -> None:
     with Path("/dev/full").open("wb") as full:

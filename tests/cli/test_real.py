@@ -123,6 +123,12 @@ def test_once_gives_the_model_of_the_line(plait: Plait) -> None:
     assert "out16 exists; give another place, or --force" in plait("once", "r16.yaml", "out16").error
 
 
+def test_the_task_is_the_whole_name_of_the_folder(plait: Plait, world: Path) -> None:
+    (world / "a").rename(world / "gpt-3.5")
+    told(plait, INIT)
+    assert told(plait, "merge line gpt-3.5/")["task"] == "gpt-3.5"
+
+
 REFUSALS = [
     ("init line --base base", 5, "line"),
     ("init new --base nowhere", 5, "nowhere"),

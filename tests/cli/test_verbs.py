@@ -112,6 +112,7 @@ def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None
     assert last() == ("unmerge", ("a",), {"checkpoint": "c"})
     assert "no members: the base itself" in done.out
     assert "exact         yes" in done.out
+    assert "never merged  " in done.out
     plait("export", line, "o", "--version", "1", "--task", "a", "--force")
     assert last() == ("export", ("o",), {"version": "1", "task": "a", "force": True})
     plait("gc", line, "--grace", "1.5")

@@ -27,7 +27,7 @@ def _verify(args: Namespace) -> Answer:
     problems = [one_line(problem) for problem in found["problems"]]
     result = {**found, "line": str(args.line), "problems": problems}
     rows: list[tuple[str, object]] = [
-        ("checked", ", ".join(f"{value} {key}" for key, value in (found["checked"] or {}).items())),
+        ("checked", _checked(found["checked"])),
         ("replay", found["replay"]),
         ("deployed", short(found["version"])),
     ]
@@ -39,6 +39,11 @@ def _verify(args: Namespace) -> Answer:
     if not problems:  # every hash is right, and what was asked for could still not be proven
         words = f"the hashes are right, but the replay is {safe(found['replay'])}"
     return Answer(result, lines, code=VerificationError.exit_code, error=words)
+
+
+def _checked(counted: Mapping[str, int]) -> str:
+    """`5 entries, 8 objects, 3 versions, 42.5 kB`."""
+    return ", ".join(size(n) if kind == "bytes" else f"{n} {kind}" for kind, n in counted.items())
 
 
 def _gc_arguments(parser: Parser) -> None:

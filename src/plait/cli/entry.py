@@ -53,9 +53,11 @@ def run(argv: Sequence[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        with contextlib.suppress(OSError):
-            if as_json:
+        if as_json:
+            try:
                 _say(error_json(kind, message, code))
+            except OSError:
+                _pipe_is_gone()
         _complain(message)
         return code
 

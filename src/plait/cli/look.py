@@ -24,7 +24,7 @@ def _status(args: Namespace) -> Answer:
         ("on disk", f"members {size(bytes_['members'])}, state {size(bytes_['state'])}"),
         ("changed", f"{state['changed']}, {state['events']} entries in the ledger"),
         *deployed(result),
-        ("versions", ", ".join(short(digest) for digest in state["versions"])),
+        ("versions", _versions(state)),
     ]
     lines = [f"line {safe(args.line)}", *pairs(rows)]
     if state["members"]:
@@ -34,6 +34,12 @@ def _status(args: Namespace) -> Answer:
         ]
         lines += ["", *table(("task", "weight", "digest", "from", "trained from"), cells, "  ")]
     return Answer(result, lines)
+
+
+def _versions(state: Mapping[str, Any]) -> str:
+    """The versions on disk: what each is, where that is known."""
+    known = {state["base"]["digest"]: " (base)", state["version"]: " (deployed)"}
+    return ", ".join(short(digest) + known.get(digest, "") for digest in state["versions"])
 
 
 def _descent(member: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.opening import accounting_words, add_line, deployed, open_line
-from plait.cli.output import Answer, number, pairs, safe, short
+from plait.cli.output import Answer, number, one_line, pairs, safe, short
 from plait.cli.parser import Parser, Verb, finite
 from plait.errors import NotRemovable
 
@@ -161,25 +161,35 @@ def _changed(line: Line, args: Namespace, done: Mapping[str, Any], words: str) -
         *_receipt_rows(done.get("receipt")),
         ("time", f"{float(done['seconds']):.1f} s" if done.get("seconds") is not None else None),
     ]
-    notes = [f"  note: {safe(note)}" for note in done.get("notes") or []]
+    remarks = [*(done.get("notes") or []), *filter(None, [(done.get("receipt") or {}).get("note")])]
+    notes = [f"  note: {one_line(remark)}" for remark in remarks]
     return Answer(result, [f"{title}, entry {done['sequence']}", *pairs(rows), *notes], notice=True)
 
 
+_LABELS = {
+    "how": "how",
+    "exact": "exact",
+    "never_merged": "never merged",
+    "descends": "carried by",
+    "weight_before": "weight before",
+    "digest_before": "replaced",
+    "digest_after": "by",
+}
+
+
 def _receipt_rows(receipt: Mapping[str, Any] | None) -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = []
-    for key, value in (receipt or {}).items():
-        label = key.replace("_", " ")
-        if isinstance(value, str) and len(value) == 64:
-            rows.append((label, short(value)))
-        elif isinstance(value, bool):
-            rows.append((label, "yes" if value else "no"))
-        elif isinstance(value, (int, float)):
-            rows.append((label, number(value)))
-        elif isinstance(value, str):
-            rows.append((label, value))
-        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            rows.append((label, ", ".join(map(safe, value))))
-    return rows
+    """What a receipt says that the other lines do not; --json has all of it."""
+    return [(label, _value((receipt or {}).get(key))) for key, label in _LABELS.items()]
+
+
+def _value(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(safe, value))
+    return short(value) if isinstance(value, str) and len(value) == 64 else number(value)
 
 
 VERBS = (

@@ -24,7 +24,7 @@ from plait.line.build import (
     write_json,
 )
 from plait.line.exporting import export
-from plait.line.member import Arrival, Member, check_task, check_weight, receive
+from plait.line.member import Arrival, Member, check_task, check_weight, receive, task_of
 from plait.line.opening import open_setting, publish_base
 from plait.methods.base import TensorMethod
 from plait.methods.registry import make
@@ -146,7 +146,7 @@ class Line:
         number of a ledger entry. It is recorded, so that removing one of that version's members tells that
         this checkpoint still carries it.
         """
-        task = check_task(task if task is not None else Path(checkpoint).resolve().stem)
+        task = check_task(task if task is not None else task_of(checkpoint))
         weight = check_weight(weight)
         began = time.monotonic()
         with self.store.lock("merge"):
@@ -347,10 +347,7 @@ class Line:
     # parts of the verbs
 
     def _head(self) -> dict[str, Any]:
-        head = self.store.ledger.head()
-        if head is None:
-            raise RefusedInput(f"{self.path}: the ledger is empty; this is not a line")
-        return head
+        return views.last(self.store)
 
     def _state(self) -> StateObjects | None:
         return self._head()["state"] or None
@@ -381,7 +378,7 @@ class Line:
         head = self._head()
         if not head["members"]:
             return frozenset()
-        base, now = (views.tensors(self.store, e) for e in (self.store.ledger.entries()[0], head))
+        base, now = (views.tensors(self.store, e) for e in (self.store.ledger.entry(0), head))
         return frozenset(n for n, d in now.items() if base.get(n) == d)
 
     def _keep(self, work: Path, arrival: Arrival, member: Member) -> Member:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
@@ -31,7 +31,7 @@ class Member:
     object: str | None = None  # its changed tensors in the store; None where the line keeps no members
     config: str | None = None  # its config.json in the store, kept where it has private tensors
     private: tuple[str, ...] = ()
-    known: dict[str, Any] = field(default_factory=dict)  # what the method's `prepare` returned
+    known: str | None = None  # what the method's `prepare` returned, in the store
     descends: dict[str, Any] | None = None  # {"version": digest, "tasks": [...]}: what it was trained from
 
     def plain(self) -> dict[str, Any]:
@@ -54,6 +54,12 @@ class Arrival:
     config: dict[str, Any] | None
     accounting: dict[str, Any]  # how every tensor was classed
     notes: tuple[str, ...]
+
+
+def task_of(checkpoint: str | Path) -> str:
+    """A task's name where none was given: the folder's (`gpt-3.5` stays whole), or the file's without suffix."""
+    path = Path(checkpoint).resolve()
+    return path.stem if path.is_file() else path.name
 
 
 def check_task(task: str) -> str:
