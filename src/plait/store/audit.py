@@ -145,9 +145,8 @@ def _leftovers(store: Store) -> list[Path]:
 
 def _hash_objects(store: Store, digests: Sequence[str], workers: int | None) -> tuple[int, list[str]]:
     """How many bytes, and one line for each that is damaged."""
-    from concurrent.futures import (
-        ThreadPoolExecutor,
-    )  # late: it costs milliseconds that most commands do not need
+    # Imported late: it costs milliseconds that most commands do not need.
+    from concurrent.futures import ThreadPoolExecutor
 
     def check(digest: str) -> tuple[int, str | None]:
         try:

@@ -17,7 +17,6 @@ from plait.store.files import (
     failing,
     hash_file,
     is_temporary,
-    make_folder,
     read_file,
     sync_file,
     sync_folder,
@@ -160,12 +159,11 @@ class Objects:
             try:
                 sync_file(path, FILE_MODE)
             except OSError:
+                # What a failed fsync left on the disk is not known: the file must never be used again.
                 with suppress(OSError):
-                    os.unlink(
-                        path
-                    )  # after a failed fsync its bytes on the disk are unknown: never use it again
+                    os.unlink(path)
                 raise
-            make_folder(target.parent)
+            os.makedirs(target.parent, exist_ok=True)
             try:
                 os.rename(path, target)
             except OSError as error:
@@ -183,7 +181,7 @@ class Objects:
         try:
             target = self._place(digest)
             if not self._kept(target, fresh.stat().st_size):
-                make_folder(target.parent)
+                os.makedirs(target.parent, exist_ok=True)
                 os.rename(fresh, target)
                 _settle(target)
         finally:
@@ -202,20 +200,27 @@ class Objects:
                 f"{target}: {status.st_size} bytes, expected {size}: the object is damaged; "
                 "move it away and run the command again"
             )
-        sync_file(target, FILE_MODE)  # its writer may have been killed before its own fsync of the folder
-        sync_folder(target.parent)
-        os.utime(target)  # the grace period of gc starts anew
+        # Its writer may have been killed before its last fsync. The new time starts gc's grace period anew.
+        sync_file(target, FILE_MODE)
+        _sync_name(target)
+        os.utime(target)
         return True
 
 
 def _settle(target: Path) -> None:
     """Put a new object's name on the disk, or take the object away again."""
     try:
-        sync_folder(target.parent)
+        _sync_name(target)
     except OSError:
         with suppress(OSError):
             os.unlink(target)
         raise
+
+
+def _sync_name(target: Path) -> None:
+    """The name of the file, and the name of the folder that it is in, which may be as new."""
+    sync_folder(target.parent)
+    sync_folder(target.parent.parent)
 
 
 def _damaged(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 An entry names objects in these fields, at its top level and in each of its "members":
 
-    "object", "config", "tensors", "calibration", "statistics"    a digest or null
+    "object", "config", "known", "tensors", "calibration", "statistics"    a digest or null
     "state", "snapshots", "objects"    maps or lists, at any depth, of digests; null for none
 
 and its model in "version", a root digest. The first entry describes the base, which is always needed.
@@ -17,7 +17,7 @@ from plait.errors import VerificationError
 from plait.store.ledger import Entry
 from plait.store.objects import checked, is_digest
 
-ONE = ("object", "config", "tensors", "calibration", "statistics")
+ONE = ("object", "config", "known", "tensors", "calibration", "statistics")
 MANY = ("state", "snapshots", "objects")
 MEMBERS = "members"
 
