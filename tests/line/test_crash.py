@@ -1,4 +1,4 @@
-"""A command that is killed, or whose disk fails, at any file-system call leaves the line as it was or as it is to be."""
+"""A command that is killed, or whose disk fails, at any file-system call: the line is as before or as after."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ def test_disk_that_fails(world: World, verb: str, limit: int, error: str, tmp_pa
             assert "bug" not in lines[0], trial
         check(folder)
 
-    calls = ("fsync",) if error == "EIO" else ("write", "pwrite64", "ftruncate", "fallocate", "link", "rename", "mkdir")
+    calls = {
+        "EIO": ("fsync",),
+        "ENOSPC": ("write", "pwrite64", "ftruncate", "fallocate", "link", "rename", "mkdir"),
+    }[error]
     assert fail_at_every(
         argv(verb), world.prepare, told, root=tmp_path, error=error, calls=calls, limit=limit
     )

@@ -5,13 +5,20 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from plait import Line, merge_files
 from tests.line.models import base_tensors, expert_tensors, write_file
@@ -46,7 +53,9 @@ class LineMachine(RuleBasedStateMachine):
         ]
         self.method, options = method, OPTIONS[method]
         self.options = options[pick % len(options)]
-        retention = "statistics" if statistics and method not in ("magmax", "opcm") else "vectors"
+        retention: Literal["vectors", "statistics"] = "vectors"
+        if statistics and method not in ("magmax", "opcm"):
+            retention = "statistics"
         self.retention = retention
         self.line = Line.create(
             self.folder / "line", self.base, method, retention=retention, snapshots=snapshots, **self.options
@@ -131,7 +140,8 @@ TestLine.settings = settings(
 
 
 @pytest.mark.slow
-class TestLineLong(LineMachine.TestCase):
-    settings = settings(
-        max_examples=150, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+def test_line_long() -> None:
+    long = settings(
+        max_examples=100, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
     )
+    run_state_machine_as_test(LineMachine, settings=long)

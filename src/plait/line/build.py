@@ -93,7 +93,7 @@ def build(
     leave: Sequence[Operand] = (),
     state: StateObjects | None = None,
 ) -> Built:
-    """Make the version whose members are `after`.
+    """Make the version whose members are `after`. What an interrupted run of the same left in `work` is used.
 
     state: the state that `enter` is added to and `leave` taken from; None: from nothing.
     For a fold, `state` is that of a prefix of `after`, and `enter` the rest in order.
@@ -102,16 +102,14 @@ def build(
 
     if not after:
         return Built(None, setting.base_digest, setting.base_digests, (), None, {}, {})
-    shutil.rmtree(work / "version", ignore_errors=True)
     state_in = _link_state(setting, state, work / "state-in") if state else None
-    known: dict[str, dict[str, Any]] = {}
+    after = list(after)
     snapshots: dict[int, Path] = {}
     settings = _engine_settings(setting)
     base = setting.mergeable()
     stages = _stages(setting, after, enter, additive=_additive(setting.method))
     for position, stage in stages[:-1]:
         folder = work / f"snapshot-{position}"
-        shutil.rmtree(folder, ignore_errors=True)
         folded = engine.fold(
             setting.method,
             base,
@@ -122,17 +120,17 @@ def build(
             new_state=folder,
             out={},
             settings=settings,
+            journal=work / f"journal-{position}",
         )
-        known |= folded.known
+        after = _learn(setting, after, folded.known, work)
         snapshots[position] = state_in = folder
     output = plan_output(setting.base, version_place(setting.base, work / "version"))
     progress = None if setting.quiet else engine.Progress()
     new_state = work / "state"
-    shutil.rmtree(new_state, ignore_errors=True)
     folded = engine.fold(
         setting.method,
         base,
-        [_incoming(setting, _with(m, known), {}) for m in after],
+        [_incoming(setting, m, {}) for m in after],
         enter=[_incoming(setting, o.member, o.refs) for o in stages[-1][1]],
         leave=[_incoming(setting, o.member, o.refs) for o in leave],
         state=state_in,
@@ -140,17 +138,17 @@ def build(
         out={n: output.places[n] for n in base},
         settings=settings,
         progress=progress,
+        journal=work / "journal",
     )
-    known |= folded.known
+    after = _learn(setting, after, folded.known, work)
     if setting.snapshots and len(after) % setting.snapshots == 0 and not _additive(setting.method):
         snapshots[len(after)] = new_state
-    members = tuple(_with(m, known) for m in after)
     rest = [n for n in output.places if n not in base]
     engine.copy([(setting.base.tensors[n], output.places[n]) for n in rest], settings)
     output.finish()
     digests = open_version(work / "version").digests()
     made = root_digest(digests)
-    return Built(work / "version", made, digests, members, new_state, snapshots, dict(folded.counts))
+    return Built(work / "version", made, digests, tuple(after), new_state, snapshots, dict(folded.counts))
 
 
 def version_place(base: Checkpoint, folder: Path) -> Path:
@@ -179,8 +177,25 @@ def _additive(method: TensorMethod) -> bool:
     return method.facts.family == "additive"
 
 
-def _with(member: Member, known: Mapping[str, dict[str, Any]]) -> Member:
-    return replace(member, known=known[member.task]) if member.task in known else member
+def _learn(
+    setting: Setting, members: Sequence[Member], known: Mapping[str, dict[str, Any]], work: Path
+) -> list[Member]:
+    """Keep what a fold found out about members in the store. It can be long (scalars of every tensor), and
+    every ledger entry lists every member: there only its digest stands."""
+    objects = setting.store.objects
+
+    def keep(found: dict[str, Any]) -> str | None:
+        return objects.put_file(write_json(work / "known.json", found)) if found else None
+
+    return [replace(m, known=keep(known[m.task])) if m.task in known else m for m in members]
+
+
+def knowledge(setting: Setting, member: Member) -> dict[str, Any] | None:
+    """What the method found out about a member; None where it never looked."""
+    if member.known is None:
+        return None
+    found: dict[str, Any] = json.loads(setting.store.objects.get(member.known))
+    return found
 
 
 def _incoming(setting: Setting, member: Member, refs: Mapping[str, TensorRef]) -> Incoming:
@@ -190,7 +205,7 @@ def _incoming(setting: Setting, member: Member, refs: Mapping[str, TensorRef]) -
         task=member.task,
         weight=member.weight,
         refs=dict(refs),
-        known=member.known or None,
+        known=knowledge(setting, member),
         seed=seed_of(setting.seed, member.digest),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from plait.line.build import Setting, build, operand, software, version_digest
 from plait.line.member import Member
+from plait.line.views import last, tensors
 from plait.store import Store
 from plait.store import verify as audit
 
@@ -27,23 +28,24 @@ def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, 
         "checked": {**report.counted, "bytes": report.bytes},
         "tip": report.tip,
         "replay": answer,
-        "version": store.ledger.entries()[-1]["version"],
+        "version": last(store)["version"],
     }
 
 
 def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
     """("equal" | "different" | "not comparable: why", problems)."""
-    head = store.ledger.entries()[-1]
+    head = last(store)
     members = [Member.of(row) for row in head["members"]]
     if any(m.object is None for m in members):
         kept = store.settings["retention"]
         return f"not comparable: this line keeps no members (retention {kept})", []
     work = store.workspace("replay")
-    fresh = [Member.of({**row, "known": {}}) for row in head["members"]]
+    fresh = [Member.of({**row, "known": None}) for row in head["members"]]
     built = build(setting, fresh, work, enter=[operand(setting, m) for m in fresh])
     problems = []
+    recorded = tensors(store, head)
     if built.digest != head["version"]:
-        wrong = sorted(n for n, d in built.tensors.items() if d != _recorded(store, head).get(n))
+        wrong = sorted(n for n, d in built.tensors.items() if d != recorded.get(n))
         problems.append(
             f"replay: the members give version {built.digest[:12]}, the ledger says {head['version'][:12]}; "
             f"{len(wrong)} tensors differ, such as {wrong[0] if wrong else '(none)'}"
@@ -55,12 +57,6 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
     if problems and made != {k: v for k, v in software().items() if k in made}:
         return f"not comparable: made with {made}, this is {software()}", []
     return ("different" if problems else "equal"), problems
-
-
-def _recorded(store: Store, head: dict[str, Any]) -> dict[str, str]:
-    from plait.line.views import tensors
-
-    return tensors(store, head)
 
 
 def _made_with(store: Store, head: dict[str, Any]) -> dict[str, Any]:

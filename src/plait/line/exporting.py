@@ -26,7 +26,7 @@ def export(store: Store, out: Path, *, version: str | None, task: str | None, fo
     The folder appears under its name complete or not at all. Raises RefusedInput where `out` exists and is
     not to be replaced, where the version is not on disk any more, or where `task` has no private tensors.
     """
-    head = store.ledger.entries()[-1]
+    head = views.last(store)
     entry = head if version is None else views.find(store, version)
     digest = entry["version"]
     if not store.versions.has(digest):
@@ -55,7 +55,7 @@ def export(store: Store, out: Path, *, version: str | None, task: str | None, fo
         shutil.rmtree(staged, ignore_errors=True)
         raise
     with store.lock("export"):
-        now = store.ledger.entries()[-1]
+        now = views.last(store)
         written = store.ledger.append(
             {
                 **carried(now),

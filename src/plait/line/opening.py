@@ -72,7 +72,7 @@ def open_setting(
     """What the line was created with, its base opened."""
     settings = store.settings
     digest = settings["base"]["digest"]
-    first = store.ledger.entries()[0]
+    first = store.ledger.entry(0)
     digests = json.loads(store.objects.path(first["tensors"]).read_text(encoding="utf-8"))
     return Setting(
         store=store,

@@ -77,7 +77,7 @@ def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tupl
     objects: set[str] = set()
     for entry in inside:
         mine = [m for m in entry["members"] if m["task"] == task]
-        objects |= {d for m in mine for d in (m["object"], m["config"]) if d}
+        objects |= {d for m in mine for d in (m["object"], m["config"], m["known"]) if d}
         for state in (entry["state"] or {}, *entry["snapshots"].values()):
             objects |= set(state.values())
         if entry["version"] not in clean:

@@ -24,9 +24,16 @@ def _member(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row.get(key) for key in keys}
 
 
+def last(store: Store) -> dict[str, Any]:
+    """The latest entry: the present. RefusedInput where there is none."""
+    head = store.ledger.head()
+    if head is None:
+        raise RefusedInput(f"{store.path}: the ledger is empty; this is not a line")
+    return head
+
+
 def status(store: Store) -> dict[str, Any]:
-    entries = store.ledger.entries()
-    head, settings = entries[-1], store.settings
+    head, settings = last(store), store.settings
     sizes = {
         "members": _size(store, {m["object"] for m in head["members"] if m["object"]}),
         "state": _size(store, set((head["state"] or {}).values())),
@@ -42,7 +49,7 @@ def status(store: Store) -> dict[str, Any]:
         "seed": settings["seed"],
         "private": settings["private"],
         "members": [_member(m) for m in head["members"]],
-        "events": len(entries),
+        "events": head["sequence"] + 1,
         "changed": head["time"],
         "versions": sorted(store.versions.all()),
         "bytes": sizes,
@@ -93,7 +100,8 @@ def show(store: Store, what: str) -> dict[str, Any]:
     for row in entries[-1]["members"]:
         if row["task"] == what:
             history = [event(e) for e in entries if e["task"] == what]
-            return {"kind": "member", **_member(row), "known": row["known"], "history": history}
+            known = json.loads(store.objects.get(row["known"])) if row["known"] else {}
+            return {"kind": "member", **_member(row), "known": known, "history": history}
     entry = find(store, what)
     full = {key: value for key, value in entry.items() if key != "members"}
     present = store.versions.has(entry["version"])
