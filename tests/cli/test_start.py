@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from plait import Line
 from tests.line.models import base_tensors, expert_tensors, write_folder
 
 PROBE = """
@@ -41,17 +42,14 @@ CHEAP: dict[str, tuple[list[str], int]] = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A line with one member, made in another process so that this one stays as it is."""
+    """A line with one member; commands are then tried in processes of their own."""
     folder = tmp_path_factory.mktemp("start")
     base = base_tensors()
     write_folder(folder / "base", base)
     write_folder(folder / "a", expert_tensors(base, 0))
     (folder / "bad.yaml").write_text("merge_method: slerp\n")
     (folder / "good.yaml").write_text("{base: base, method: average, members: [{checkpoint: a}]}\n")
-    for words in (["init", "line", "--base", "base"], ["merge", "line", "a"]):
-        subprocess.run(
-            [sys.executable, "-m", "plait.cli", *words], cwd=folder, check=True, capture_output=True
-        )
+    Line.create(folder / "line", folder / "base").merge(folder / "a")
     return folder
 
 
