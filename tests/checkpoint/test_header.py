@@ -45,6 +45,7 @@ HOSTILE: list[tuple[str, object, bytes, str]] = [
     ("negative offset", {"a": entry(offsets=(-8, 0))}, EIGHT, "expected 0 to 2^63-1"),
     ("trailing", {"a": entry()}, bytes(9), "1 bytes after the last tensor"),
     ("length", {"a": entry(shape=(3,))}, EIGHT, "has 8 bytes, but F32 (3,) needs 12"),
+    ("length, too long", {"a": entry(shape=(1,))}, EIGHT, "has 8 bytes, but F32 (1,) needs 4"),
     ("overflow", {"a": entry(shape=(2**62, 2**62), offsets=(0, 0))}, b"", "overflows 2^63 bytes"),
     ("overflow to 0", {"a": entry(shape=(2**32, 2**32, 0), offsets=(0, 0))}, b"", "overflows 2^63 bytes"),
     ("wrap to 8", {"a": entry(shape=(2**62 + 1, 2))}, EIGHT, "overflows 2^63 bytes"),
@@ -170,6 +171,18 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     for path, message in cases:
         with pytest.raises(FormatError, match=message):
             read_header(path)
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_a_file_that_becomes_a_fifo_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo, plain = tmp_path / "fifo", file(tmp_path / "plain", {"a": numbers(3)})
+    os.mkfifo(fifo)
+    real = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **rest: real(plain if path == str(fifo) else path, **rest))
+    with pytest.raises(FormatError, match="is a FIFO"):
+        read_header(fifo)
 
 
 def test_a_link_to_a_regular_file_is_read(tmp_path: Path) -> None:
