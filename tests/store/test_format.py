@@ -224,10 +224,12 @@ def test_swapped_removed_and_foreign_entries(tmp_path: Path) -> None:
     rewrite(ledger.path(2), other.path(2).read_bytes())
     with pytest.raises(VerificationError, match=r"00000002\.json: the entry before it is not the one"):
         ledger.entries()
-    os.unlink(ledger.path(2))
-    os.mkfifo(ledger.path(2))
-    with pytest.raises(VerificationError, match=r"00000002\.json: not a regular file"):
-        ledger.entries()
+    (tmp_path / "aside").write_bytes(files[2])
+    for make in (os.mkfifo, lambda path: os.symlink(tmp_path / "aside", path), os.mkdir):
+        os.unlink(ledger.path(2))
+        make(ledger.path(2))
+        with pytest.raises(VerificationError, match=r"00000002\.json: not a regular file"):
+            ledger.entries()
 
 
 def test_missing_ledger_folder(tmp_path: Path) -> None:
