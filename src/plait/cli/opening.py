@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def open_line(args: Namespace) -> Line:
     """The line that the command names, with progress on stderr unless it is to be quiet."""
-    from plait.line import Line
-
     folder = Path(args.line)
     if not folder.exists():
         raise RefusedInput(f"{folder}: there is no line here; make one with `plait init {folder} --base DIR`")
+    from plait.line import Line
+
     line = Line.open(folder)
     line.quiet = args.quiet
     return line

@@ -1,17 +1,18 @@
-"""Names of methods. Methods are found through the entry points of group `plait.methods`, plait's own among
-them,
-so that a package of yours adds one with a line in its `pyproject.toml`. Nothing here imports torch."""
+"""Names of methods. Methods are found through the entry points of group `plait.methods`, plait's own
+among them, so that a package of yours adds one with a line in its `pyproject.toml`. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.errors import UsageError
 from plait.methods.base import Method
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "plait.methods"
 T = TypeVar("T")
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 @cache
 def _points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # late: a third of the time of commands that name no method
+
     return {p.name: p for p in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
 
 
