@@ -15,7 +15,7 @@ from plait.tensors import Tensor, torch
 STEP = 40
 BINS = tuple(range(0, -1081, -STEP))
 LIMIT = 2.0**53
-"""No sum may reach it: bin 0 holds whole numbers below it."""
+"""Digits of bin 0 must stay below it; sums are refused from 2^52 on."""
 
 
 def digits(x: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -59,18 +59,16 @@ def carry(bins: dict[int, Tensor]) -> None:
     for e in list(bins):
         if not bool(bins[e].any()):
             del bins[e]
-    if 0 in bins:
-        guard(bins[0])
+    if 0 in bins and not float(bins[0].abs().max()) < LIMIT:
+        raise refuse(float(bins[0].abs().max()))
 
 
-def guard(total: Tensor) -> None:
-    """RefusedInput unless every element is below 2^53 in magnitude."""
-    largest = float(total.abs().max()) if total.numel() else 0.0
-    if not largest < LIMIT:
-        raise RefusedInput(
-            f"an element of a sum of task vectors is {largest:.3g}, only magnitudes below 2^53 can be summed exactly; "
-            "look for overflow in the expert, or keep the tensor out with --private"
-        )
+def refuse(largest: float) -> RefusedInput:
+    """The error for a magnitude that is too large."""
+    return RefusedInput(
+        f"an element of a sum of task vectors reaches {largest:.3g}, exact sums need magnitudes below 2^52; "
+        "look for overflow in the expert, or keep the tensor out with --private"
+    )
 
 
 def last_bit(x: Tensor, quantum: int) -> int:
@@ -78,6 +76,7 @@ def last_bit(x: Tensor, quantum: int) -> int:
     of 2^e; `quantum` where all are zero."""
     import numpy as np
 
-    whole = (x * 2.0**-quantum).to(torch.int64).numpy()
+    half = -quantum // 2  # 2^1080 is no float
+    whole = (x * 2.0**half * 2.0 ** (-quantum - half)).to(torch.int64).numpy()
     union = int(np.bitwise_or.reduce(whole)) if whole.size else 0
     return quantum + ((union & -union).bit_length() - 1 if union else 0)

@@ -1,16 +1,45 @@
-"""An exact real number per element, and the rounding of base + shift to the merged model."""
+"""An exact real number per element of a chunk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import frexp
+from dataclasses import dataclass
+from math import floor, frexp, isfinite, log2
+from typing import NamedTuple
 
 from plait.errors import UsageError
 from plait.tensors import Tensor, torch
-from plait.tensors.rounding import Scan, normal, odd, round_once, scan, two_sum
+from plait.tensors.rounding import ANY, Scan, normal, power, scan, two_sum
 
 BITS = {"torch.bfloat16": 16, "torch.float16": 20, "torch.float32": 40, "torch.float64": 53}
 """Significant bits kept of a weighted task vector, by the dtype of the base."""
+
+_WHOLE = {
+    "torch.bool": 1.0,
+    "torch.uint8": 255.0,
+    "torch.int8": 128.0,
+    "torch.int16": 2.0**15,
+    "torch.int32": 2.0**31,
+}
+
+
+def fits(low: int, bound: float) -> bool:
+    """Whether sums of multiples of 2^low up to `bound` in magnitude are exact in fp64, in any order."""
+    return bound <= min(power(52 + low), 2.0**52)
+
+
+class Piece(NamedTuple):
+    """coef * tensor. coef * element is exact, a multiple of 2^low and at most `bound` in magnitude."""
+
+    tensor: Tensor
+    coef: float
+    low: int
+    bound: float
+
+    def scaled(self, w: float, k: int) -> Piece:
+        """w = +-2^k times this."""
+        return Piece(
+            self.tensor, self.coef * w, self.low + k if self.low != ANY else ANY, self.bound * abs(w)
+        )
 
 
 @dataclass(frozen=True)
@@ -22,24 +51,74 @@ class Tail:
     terms: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
 class Exact:
-    """An exact real number per element of a flat chunk. Immutable.
+    """An exact real number per element of a flat chunk. Immutable; the tensors it was made of must not be
+    written while it is in use, for it may still refer to them.
 
-    main: fp64, the correctly rounded value. tail: the exact rest, where there is one.
-    z: net count of negative zeros that arrived ([expert is -0.0] - [base is -0.0], summed), or None.
+    z: net count of negative zeros that arrived ([expert is -0.0] - [base is -0.0], summed), int32, or None.
     bits: significant bits that `times` keeps for weights that are not powers of two.
     """
 
-    main: Tensor
-    tail: Tail | None = None
-    z: Tensor | None = None
-    bits: int = 53
+    __slots__ = ("_bound", "_low", "_main", "_tail", "bits", "pieces", "z")
+
+    def __init__(
+        self,
+        main: Tensor | None = None,
+        tail: Tail | None = None,
+        z: Tensor | None = None,
+        bits: int = 53,
+        claims: tuple[int, float] | None = None,
+        pieces: tuple[Piece, ...] = (),
+    ) -> None:
+        """Either `pieces`, whose sum is exact in fp64 in any order, or `main` (fp64, the correctly rounded value)
+        with what is left of it in `tail`. claims: (low, bound) as in `Piece`, if known."""
+        self._main = main
+        self._tail = tail
+        self.z = z
+        self.bits = bits
+        self.pieces = pieces
+        if pieces:
+            claims = (min(p.low for p in pieces), sum(p.bound for p in pieces))
+        self._low: int | None = claims[0] if claims else None
+        self._bound = claims[1] if claims else 0.0
 
     @staticmethod
     def of(t: Tensor) -> Exact:
-        """The exact values of a float tensor, without z."""
+        """The exact values of a float, integer (to int32) or bool tensor, without z."""
+        top = _WHOLE.get(str(t.dtype))
+        if top is not None:
+            return Exact(pieces=(Piece(t, 1.0, 0, top),))
         return Exact(t.to(torch.float64))
+
+    @property
+    def main(self) -> Tensor:
+        """fp64, correctly rounded. Do not write into it."""
+        if self._main is None:
+            first, *others = self.pieces
+            main = first.tensor.to(torch.float64, copy=first.coef == 1.0 and bool(others))
+            if first.coef != 1.0:
+                main = main * first.coef
+            for p in others:
+                main.add_(p.tensor, alpha=p.coef)  # exact, so one rounding or two make no difference
+            self._main = main
+        return self._main
+
+    @property
+    def tail(self) -> Tail | None:
+        return self._tail
+
+    def claims(self) -> tuple[int, float]:
+        """(low, bound): every value is a multiple of 2^low and at most `bound` in magnitude."""
+        if self._low is None:
+            found = scan(self.main)
+            self._low, self._bound = found.low, found.bound if found.finite else float("inf")
+            if self._tail is not None:
+                self._low = min([self._low, *(scan(t).low for t in self._tail.terms)])
+                self._bound *= 2
+        return self._low, self._bound
+
+    def _known(self) -> tuple[int, float] | None:
+        return None if self._low is None else (self._low, self._bound)
 
     def double(self) -> Tensor:
         """fp64, correctly rounded. Do not write into it."""
@@ -50,56 +129,80 @@ class Exact:
         return torch.sign(self.main).to(torch.int8)
 
     def times(self, w: float) -> Exact:
-        """w * self. Exact where w is 0 or a power of two (down to 2^-1074); else fl64(w * fl64(self)) rounded to
-        `bits` significant bits. z follows the sign of w, and 0 drops it."""
+        """w * self. Exact where w is 0 or a power of two (as far as fp64 reaches, 2^-1074); else fl64(w *
+        fl64(self)) rounded to nearest even to `bits` significant bits. z follows the sign of w; 0 drops it."""
+        if not isfinite(w):
+            raise UsageError(f"a factor is {w}, a finite number is needed; check weights and scale")
         if w == 1.0:
             return self
         z = None if self.z is None or w == 0.0 else (self.z if w > 0 else -self.z)
-        if w == 0.0 or abs(frexp(w)[0]) == 0.5:
-            tail = self.tail if w != 0.0 else None
-            if tail is not None:
-                tail = Tail(tail.index, tuple(t * w for t in tail.terms))
-            return replace(self, main=self.main * w, tail=tail, z=z)
-        return Exact(_shorten(self.main * w, self.bits), None, z, self.bits)
+        if w == 0.0:
+            return Exact(torch.zeros_like(self.main), None, None, self.bits, (ANY, 0.0))
+        known = self._known()
+        mantissa, exponent = frexp(w)
+        if abs(mantissa) != 0.5:
+            if known is not None and known[0] != ANY:
+                known = (known[0] + floor(log2(abs(w))) - self.bits, known[1] * abs(w) * 1.01)
+            return Exact(shorten(self.main * w, self.bits), None, z, self.bits, known)
+        if known is not None and known[0] != ANY:
+            known = (known[0] + exponent - 1, known[1] * abs(w))
+            if known[0] < -1000 or not known[1] < 2.0**1000:
+                known = None
+        if self.pieces and known is not None:
+            return Exact(
+                None, None, z, self.bits, None, tuple(p.scaled(w, exponent - 1) for p in self.pieces)
+            )
+        tail = None if self.tail is None else Tail(self.tail.index, tuple(t * w for t in self.tail.terms))
+        return Exact(self.main * w, tail, z, self.bits, known)
 
     def over(self, d: float | Tensor) -> Exact:
-        """self / d, d > 0. Exact where d is a power of two, else fl64(fl64(self) / d); 0 (without z) where d is 0."""
-        if not isinstance(d, Tensor_type()):
-            if not d > 0:
-                raise UsageError(
-                    f"the divisor is {d}, a number above 0 is needed; check the members' weights"
-                )
+        """self / d with d > 0, a number or a tensor. Exact where d is a power of two, else fl64(fl64(self) / d).
+        Where a tensor d is 0 the result is 0 without z."""
+        if isinstance(d, (int, float)):
+            if not (d > 0 and isfinite(d)):
+                raise UsageError(f"a divisor is {d}, a number above 0 is needed; check the members' weights")
             if frexp(d)[0] == 0.5:
                 return self.times(1.0 / d)
-            return Exact(self.main / torch.tensor(d, dtype=torch.float64), None, self.z, self.bits)
+            return Exact(_divide(self.main, d), None, self.z, self.bits)
         d = d.to(torch.float64)
-        none = d == 0
-        main = self.main / torch.where(none, torch.inf, d)
-        z = None if self.z is None else self.z.masked_fill(none, 0)
+        main = _divide(self.main, d)
+        none = torch.from_numpy((d.numpy() == 0).nonzero()[0])
+        main[none] = 0.0
+        z = self.z
+        if z is not None and len(none):
+            z = z.index_fill(0, none, 0)
         tail = self.tail
         if tail is not None:
             at = d[tail.index]
-            plain = (torch.frexp(at).mantissa == 0.5).to(torch.float64)
-            at = torch.where(at == 0, torch.inf, at)
-            tail = Tail(tail.index, tuple(t / at * plain for t in tail.terms))
+            plain = torch.frexp(at).mantissa == 0.5
+            at = torch.where(plain, at, torch.inf)
+            tail = Tail(tail.index, tuple(t / at for t in tail.terms))
         return Exact(main, tail, z, self.bits)
 
     def where(self, mask: Tensor) -> Exact:
         """self where `mask` (bool), exact 0 without z elsewhere."""
-        off = ~mask
+        main = mask.to(torch.float64).mul_(self.main)
         tail = self.tail
         if tail is not None:
-            tail = Tail(tail.index, tuple(t.masked_fill(off[tail.index], 0.0) for t in tail.terms))
-        z = None if self.z is None else self.z.masked_fill(off, 0)
-        return replace(self, main=self.main.masked_fill(off, 0.0), tail=tail, z=z)
+            kept = mask[tail.index]
+            tail = Tail(tail.index[kept], tuple(t[kept] for t in tail.terms)) if bool(kept.any()) else None
+        z = None if self.z is None else self.z * mask
+        return Exact(main, tail, z, self.bits, self._known())
 
     def positive(self) -> Exact:
         """Elements above 0; others become 0. z is kept where the value is 0."""
+        z = None if self.z is None else self.z * (self.main >= 0)
+        if self.tail is None:
+            return Exact(torch.clamp_min(self.main, 0.0), None, z, self.bits, self._known())
         out = self.where(self.main > 0)
-        return out if self.z is None else replace(out, z=self.z.masked_fill(self.main < 0, 0))
+        out.z = z
+        return out
 
     def negative(self) -> Exact:
         """Elements below 0; others become 0, without z."""
+        if self.tail is None:
+            z = None if self.z is None else self.z * (self.main < 0)
+            return Exact(torch.clamp_max(self.main, 0.0), None, z, self.bits, self._known())
         return self.where(self.main < 0)
 
     def __neg__(self) -> Exact:
@@ -107,54 +210,69 @@ class Exact:
 
     def __add__(self, other: Exact) -> Exact:
         z = self.z if other.z is None else other.z if self.z is None else self.z + other.z
+        bits = max(self.bits, other.bits)
+        mine, its = self.claims(), other.claims()
+        claims = (min(mine[0], its[0]), mine[1] + its[1])
+        if fits(*claims) and self.tail is None and other.tail is None:
+            return Exact(self.main + other.main, None, z, bits, claims)
         s, e = two_sum(self.main, other.main)
-        terms = [s, e, *_spread(self), *_spread(other)]
-        return Exact(*_split(terms), z, max(self.bits, other.bits))
+        return Exact(*assemble([s, e, *spread(self), *spread(other)]), z, bits, claims)
 
     def round_bits(self, bits: int) -> Exact:
         """fl64(self) rounded to nearest even to `bits` significant bits."""
-        return Exact(_shorten(self.main, bits), None, self.z, self.bits)
+        return Exact(shorten(self.main.clone(), bits), None, self.z, self.bits)
 
     def round_to(self, quantum: int) -> Exact:
-        """fl64(self) rounded to nearest even to a multiple of 2^quantum. Magnitudes must be below 2^(51+quantum)."""
+        """fl64(self) rounded to nearest even to a multiple of 2^quantum."""
+        known = self._known()
+        if known is not None and known[0] >= quantum and self.tail is None:
+            return self
+        bound = float(self.main.abs().max()) if len(self.main) else 0.0
+        if not bound < power(quantum + 50):
+            scale = 2.0**-quantum
+            return Exact(torch.round(self.main * scale) / scale, None, self.z, self.bits)
         magic = 1.5 * 2.0 ** (52 + quantum)
-        return Exact((self.main + magic) - magic, None, self.z, self.bits)
+        claims = (quantum, bound + power(quantum))
+        return Exact((self.main + magic).sub_(magic), None, self.z, self.bits, claims)
 
 
-def Tensor_type() -> type:
-    return torch.Tensor
+def _divide(x: Tensor, d: float | Tensor) -> Tensor:
+    """fl64(x / d). A tensor divisor, lest a number's reciprocal be multiplied with."""
+    return x / (d if isinstance(d, torch.Tensor) else torch.tensor(d, dtype=torch.float64))
 
 
-def _spread(x: Exact) -> list[Tensor]:
+def spread(x: Exact) -> list[Tensor]:
     """The tail's terms as full tensors."""
     if x.tail is None:
         return []
     return [torch.zeros_like(x.main).index_copy_(0, x.tail.index, t) for t in x.tail.terms]
 
 
-def _split(terms: list[Tensor]) -> tuple[Tensor, Tail | None]:
-    """Main and tail of a sum of fp64 tensors."""
+def assemble(terms: list[Tensor]) -> tuple[Tensor, Tail | None]:
+    """Main and tail of the exact sum of fp64 tensors. Where all but the first are 0, the first is the sum."""
     main = terms[0]
-    rest = torch.zeros_like(main, dtype=torch.bool)
-    for t in terms[1:]:
-        rest |= t != 0
-    index = torch.nonzero(rest).view(-1)
-    if not len(index):
+    some = terms[1].numpy() != 0
+    for t in terms[2:]:
+        some |= t.numpy() != 0
+    if not some.any():
         return main, None
+    index = torch.from_numpy(some.nonzero()[0])
     parts = normal([t[index] for t in terms])
     main = main.index_copy(0, index, parts[0])
     return main, Tail(index, tuple(parts[1:])) if len(parts) > 1 else None
 
 
-def _shorten(x: Tensor, bits: int) -> Tensor:
-    """fp64 rounded to nearest even to `bits` significant bits (fp64 denormals keep as many as they have)."""
+def shorten(x: Tensor, bits: int) -> Tensor:
+    """fp64 rounded to nearest even to `bits` significant bits, in place (denormals keep as many as they have)."""
     drop = 53 - bits
-    if drop <= 0:
-        return x
-    raw = x.view(torch.int64)
-    half = (1 << (drop - 1)) - 1
-    raw = (raw + half + ((raw >> drop) & 1)) & -(1 << drop)
-    return raw.view(torch.float64)
+    if drop > 0:
+        raw = x.view(torch.int64)
+        last = raw >> drop
+        last &= 1
+        last += (1 << (drop - 1)) - 1
+        raw += last
+        raw &= -(1 << drop)
+    return x
 
 
 def difference(expert: Tensor, base: Tensor, scans: tuple[Scan, Scan] | None = None) -> Exact:
@@ -165,30 +283,19 @@ def difference(expert: Tensor, base: Tensor, scans: tuple[Scan, Scan] | None = N
     of_expert, of_base = scans or (scan(expert), scan(base))
     z = None
     if of_expert.negative_zero or of_base.negative_zero:
-        z = _negative_zero(expert).to(torch.int32) - _negative_zero(base).to(torch.int32)
-    d, e = two_sum(expert.to(torch.float64), -base.to(torch.float64))
-    return Exact(*_split([d, e]), z, BITS[str(base.dtype)])
+        z = negative_zero(expert).to(torch.int32) - negative_zero(base).to(torch.int32)
+    bits = BITS[str(base.dtype)]
+    low, bound = min(of_expert.low, of_base.low), of_expert.bound + of_base.bound
+    if not (of_expert.finite and of_base.finite):
+        bound = float("inf")
+    if fits(low, bound):
+        theirs = Piece(expert, 1.0, of_expert.low, of_expert.bound)
+        return Exact(None, None, z, bits, None, (theirs, Piece(base, -1.0, of_base.low, of_base.bound)))
+    d, e = two_sum(expert.to(torch.float64), base.to(torch.float64).neg())
+    return Exact(*assemble([d, e]), z, bits, (low, bound))
 
 
-def _negative_zero(t: Tensor) -> Tensor:
-    return (t == 0) & torch.signbit(t)
-
-
-def settle(base: Tensor, shift: Exact | Tensor, dtype: torch.dtype) -> Tensor:
-    """The merged chunk: base + shift rounded once to `dtype`; a Tensor `shift` holds merged values in fp64.
-
-    A result of exactly 0 is -0.0 where the base is -0.0 and z is 0, or the base is not -0.0 and z > 0.
-    """
-    if not isinstance(shift, Exact):
-        return round_once(shift.to(torch.float64), dtype)
-    main, tail = (base_sum := Exact.of(base) + replace(shift, z=None)).main, base_sum.tail
-    if tail is not None and dtype != torch.float64:
-        main = main.index_copy(0, tail.index, odd(main[tail.index], tail.terms[0]))
-    out = round_once(main, dtype)
-    zero = main == 0
-    if bool(zero.any()):
-        minus = _negative_zero(base)
-        z = torch.zeros_like(minus, dtype=torch.int32) if shift.z is None else shift.z
-        sign = torch.where((minus & (z == 0)) | (~minus & (z > 0)), -0.0, 0.0).to(dtype)
-        out = torch.where(zero, sign, out)
-    return out
+def negative_zero(t: Tensor) -> Tensor:
+    """bool: the elements that are -0.0."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
+    return t.view(whole) == torch.iinfo(whole).min

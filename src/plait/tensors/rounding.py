@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from plait.tensors import Tensor, torch
@@ -100,25 +100,42 @@ def normal(terms: Sequence[Tensor]) -> list[Tensor]:
 
 
 def odd(value: Tensor, rest: Tensor) -> Tensor:
-    """fp64 `value` with a sticky last bit: value + rest, where value is that sum rounded to nearest, rounded to
-    odd instead, so that rounding again to a shorter dtype rounds the exact sum once."""
-    bits = value.view(torch.int64)
-    inward = torch.sign(rest) * torch.sign(value) < 0
-    bits = torch.where(rest != 0, (bits - inward.long()) | 1, bits)
-    return bits.view(torch.float64)
+    """`value` + `rest` rounded to odd, where `value` is that sum rounded to nearest: rounding the result again, to a
+    shorter dtype, rounds the exact sum once. fp32 or fp64, finite; only the sign of `rest` matters."""
+    whole = torch.int64 if value.dtype == torch.float64 else torch.int32
+    inward = torch.sign(rest) * torch.sign(value).to(rest.dtype) < 0
+    bits = value.view(whole)
+    return torch.where(rest != 0, (bits - inward.to(whole)) | 1, bits).view(value.dtype)
 
 
-def round_once(v: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp64 to `dtype`, to nearest with ties to even, in one rounding (a cast by way of fp32 rounds twice)."""
-    if dtype in (torch.float64, torch.float32):
+def round_once(v: Tensor, dtype: torch.dtype, error: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """fp64 to `dtype`, to nearest with ties to even, in one rounding (a cast by way of fp32 rounds twice).
+
+    v: flat. error: where v is itself rounded, what v lacks at an index; it decides what looks like a tie.
+    """
+    if dtype == torch.float64 or (dtype == torch.float32 and error is None):
         return v.to(dtype)
     single = v.to(torch.float32)
-    rest = v - single
-    index = torch.nonzero(rest).view(-1)
+    if dtype == torch.float32:
+        some = (v.view(torch.int64) & ((1 << 28) - 1)).numpy() == 0
+        if some.any():
+            some &= v.numpy() != single.numpy()
+    elif dtype == torch.bfloat16:
+        some = (single.view(torch.int32) & 0xFFFF).numpy() == 0x8000
+    else:
+        some = (single.view(torch.int32) & 0xFFF).numpy() == 0
+    if not some.any():
+        return single.to(dtype)
+    if dtype != torch.float32 and error is None:
+        some &= v.numpy() != single.numpy()
+    index = torch.from_numpy(some.nonzero()[0])
     if len(index):
-        index = index[torch.isfinite(single.view(-1)[index])]
-        near = single.view(-1)[index]
-        bits = near.view(torch.int32)
-        inward = (torch.sign(rest.view(-1)[index]) * torch.sign(near).double()) < 0
-        single.view(-1)[index] = ((bits - inward.int()) | 1).view(torch.float32)
+        exact = v[index]
+        if dtype == torch.float32:
+            single[index] = odd(exact, error(index)).to(dtype) if error else single[index]
+        else:
+            rest = exact - single[index]
+            if error is not None:
+                rest = torch.where(rest == 0, error(index), rest)
+            single[index] = odd(single[index], rest)
     return single.to(dtype)

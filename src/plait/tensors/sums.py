@@ -1,58 +1,74 @@
-"""Sums of exact real numbers: order never matters, and subtraction undoes addition."""
+"""Sums of exact real numbers: order never matters, and subtraction undoes addition.
+
+While all that was added spans at most 53 bits, a sum is one fp64 accumulator whose additions are exact. What does
+not fit goes to digits (bins.py). A base that many task vectors share is only counted, and subtracted at the end.
+"""
 
 from __future__ import annotations
 
+from math import frexp
+
+from plait.errors import NonFinite, RefusedInput
 from plait.tensors import Tensor, torch
-from plait.tensors.bins import BINS, STEP, carry, digits, guard
-from plait.tensors.real import Exact, _split
+from plait.tensors.bins import BINS, STEP, carry, digits, last_bit, refuse
+from plait.tensors.real import Exact, Piece, assemble, fits
+from plait.tensors.rounding import ANY, power
 
 Dense = dict[int, Tensor]
 Sparse = dict[int | str, tuple[Tensor, Tensor]]
 
-_OFTEN = 1 << 11
+DENSE = {"BF16": (-40,), "F16": (-40,), "F32": (-40, -80), "F64": (-40, -80, -120)}
+HEADROOM = 4  # bits that a sum may grow before its accumulator is cut again
+NARROW_LIMIT = 2.0**12
+OFTEN = 1 << 11
 """Additions after which digits are carried: each adds at most 2^39 to a digit that must stay below 2^53."""
 
 
 def dense_bins(dtype: str, narrow: bool = False) -> tuple[int, ...]:
     """Bins that are stored dense for a line of `dtype` (safetensors name); all others are stored sparse."""
-    if narrow:
-        return (-STEP,)
-    return {"BF16": (-40,), "F16": (-40,), "F32": (-40, -80), "F64": (-40, -80, -120)}[dtype]
+    return (-STEP,) if narrow else DENSE[dtype]
 
 
 class ExactSum:
     """A sum of Exact numbers per element of a chunk of `count` elements.
 
     narrow: addends are rounded to multiples of 2^-40 first and their sum must stay below 2^12; z is not kept.
+    A base that is yet to be subtracted is referred to until `value` or `pack`: do not write into it before.
     """
 
     def __init__(self, count: int, dtype: str, narrow: bool = False) -> None:
         self.count = count
         self.dtype = dtype
         self.narrow = narrow
+        self._acc: Tensor | None = (
+            None  # multiples of 2^low; with what is pending, at most `bound` in magnitude
+        )
+        self._mine = True  # whether _acc may be written in place
+        self._low = ANY
+        self._bound = 0.0
+        self._pending: dict[int, Piece] = {}  # by id of the tensor
         self._bins: dict[int, Tensor] = {}
+        self._own: set[int] = set()  # bins whose tensors may be written in place
+        self._spills = 0
         self._z: Tensor | None = None
-        self._adds = 0
 
     def add(self, x: Exact) -> None:
-        """Add exactly. RefusedInput where a sum reaches 2^53 or an addend is not finite."""
-        terms = [x.main]
+        """Add exactly. RefusedInput where a sum reaches 2^53 (2^12 if narrow), NonFinite where an addend is not
+        a number; the sum is then of no use."""
         if self.narrow:
-            terms = [x.round_to(-STEP).main]
-        elif x.tail is not None:
-            terms += [torch.zeros_like(x.main).index_copy_(0, x.tail.index, t) for t in x.tail.terms]
-        for term in terms:
-            guard(term)
-            for e, part in digits(term):
-                now = self._bins.get(e)
-                self._bins[e] = part if now is None else now + part
-        if 0 in self._bins:
-            guard(self._bins[0])
-        self._adds += len(terms)
-        if self._adds > _OFTEN:
-            carry(self._bins)
-            self._adds = 0
-        if x.z is not None and not self.narrow:
+            x = x.round_to(-STEP)
+        low, bound = x.claims()
+        if x.tail is not None or not fits(min(low, self._low), bound + self._bound):
+            self._tighten()
+        if x.tail is None and fits(min(low, self._low), bound + self._bound):
+            self._low, self._bound = min(low, self._low), bound + self._bound
+            for i, p in enumerate(x.pieces or (Piece(x.main, 1.0, low, bound),)):
+                self._collect(p, wait=i > 0)
+        else:
+            self._add_wide(x, bound)
+        if self.narrow:
+            self._check_narrow()
+        elif x.z is not None:
             self._z = x.z if self._z is None else self._z + x.z
 
     def subtract(self, x: Exact) -> None:
@@ -61,44 +77,182 @@ class ExactSum:
 
     def value(self) -> Exact:
         """The sum. Later additions do not change it."""
-        terms = [self._bins[e] for e in BINS if e in self._bins]
-        if not terms:
-            return Exact(torch.zeros(self.count, dtype=torch.float64), None, self._z)
-        total, tail = _split(terms)
-        return Exact(total, tail, self._z)
+        if not self._bins:
+            self._mine = False
+            acc = self._acc if self._acc is not None else torch.zeros(self.count, dtype=torch.float64)
+            rest = max(self._bound - sum(p.bound for p in self._pending.values()), 0.0) * 1.001
+            pieces = [Piece(acc, 1.0, self._low, rest)]
+            pieces += [p for p in self._pending.values() if p.coef != 0.0]
+            return Exact(None, None, self._z, 53, None, tuple(pieces))
+        terms = [self._whole(), *(self._bins[e] for e in BINS if e in self._bins)]
+        return Exact(*assemble(terms), self._z)
 
     def pack(self) -> tuple[Dense, Sparse]:
         """The canonical form: dense {bin: (count,) fp64}, sparse {bin or "z": (int64 index, fp64 value)}.
-        Equal sums have equal bytes, whatever the route."""
-        carry(self._bins)
-        bins = dict(self._bins)
-        if self.narrow:
-            whole = bins.pop(0, None)
-            if whole is not None:
-                bins[-STEP] = whole + bins[-STEP] if -STEP in bins else whole
+        Equal sums have equal bytes, whatever the route. Only bin 0 of a sparse one may be as large as 2^53."""
+        acc = self._whole()
+        first, *others = dense_bins(self.dtype, self.narrow)
+        if self.narrow or (not self._bins and self._low >= first and _largest(acc) < 2.0 ** (first + 39)):
+            bins = {first: acc}
+        else:
+            bins = dict(self._bins)
+            for e, part in digits(acc):
+                bins[e] = bins[e] + part if e in bins else part
+            carry(bins)
         dense: Dense = {}
-        for e in dense_bins(self.dtype, self.narrow):
+        for e in (first, *others):
             digit = bins.pop(e, None)
             dense[e] = torch.zeros(self.count, dtype=torch.float64) if digit is None else digit + 0.0
-        sparse: Sparse = {}
-        for e in sorted(bins, reverse=True):
-            index = torch.nonzero(bins[e]).view(-1)
-            sparse[e] = (index, bins[e][index])
+        sparse: Sparse = {e: _gather(bins[e]) for e in sorted(bins, reverse=True)}
         if self._z is not None and bool(self._z.any()):
-            index = torch.nonzero(self._z).view(-1)
-            sparse["z"] = (index, self._z[index].to(torch.float64))
+            sparse["z"] = _gather(self._z)
         return dense, sparse
 
     @classmethod
     def unpack(cls, count: int, dtype: str, dense: Dense, sparse: Sparse, narrow: bool = False) -> ExactSum:
-        """The sum that `pack` wrote."""
+        """The sum that `pack` wrote. Its tensors are not written into, and must not be by others meanwhile."""
         out = cls(count, dtype, narrow)
-        for e, digit in dense.items():
-            out._bins[e] = digit.clone()
+        out._bins = dict(dense)
         for key, (index, value) in sparse.items():
             full = torch.zeros(count, dtype=torch.float64).index_copy_(0, index, value)
             if isinstance(key, int):
                 out._bins[key] = full
             else:
                 out._z = full.to(torch.int32)
+        out._gather_bins()
         return out
+
+    def _gather_bins(self) -> None:
+        """Move the digits down to bin -40 or lower into the accumulator, as far as it can hold them."""
+        for e in BINS:
+            digit = self._bins.get(e)
+            if digit is None:
+                continue
+            largest = _largest(digit)
+            if largest == 0.0:
+                del self._bins[e]
+                continue
+            low = e if e >= -STEP else last_bit(digit, e)
+            if not fits(min(low, self._low), largest + self._bound):
+                return
+            self._low, self._bound = min(low, self._low), largest + self._bound
+            self._mine = self._acc is not None
+            self._acc = digit if self._acc is None else self._acc + digit
+            del self._bins[e]
+
+    def _collect(self, p: Piece, wait: bool) -> None:
+        """Take a piece into the accumulator; with `wait`, only note how often its tensor is to be added."""
+        if wait:
+            known = self._pending.get(id(p.tensor))
+            coef = p.coef if known is None else known.coef + p.coef
+            bound = p.bound if known is None else p.bound + known.bound
+            self._pending[id(p.tensor)] = Piece(
+                p.tensor, coef, min(p.low, known.low if known else ANY), bound
+            )
+            return
+        if self._acc is None:
+            self._mine = p.coef != 1.0 or p.tensor.dtype != torch.float64
+            acc = p.tensor.to(torch.float64)
+            self._acc = acc if p.coef == 1.0 else acc * p.coef
+            return
+        if not self._mine:
+            self._acc, self._mine = self._acc.clone(), True
+        self._acc.add_(p.tensor, alpha=p.coef)  # exact, so one rounding or two make no difference
+
+    def _whole(self) -> Tensor:
+        """The accumulator with all that was pending."""
+        pending, self._pending = self._pending, {}
+        if self._acc is None:
+            self._acc, self._mine = torch.zeros(self.count, dtype=torch.float64), True
+        for p in pending.values():
+            if p.coef != 0.0:
+                self._collect(p, wait=False)
+        return self._acc
+
+    def _tighten(self) -> None:
+        """Learn the true bound of the accumulator."""
+        if self._acc is not None or self._pending:
+            self._bound = _largest(self._whole())
+            if self._bound == 0.0:
+                self._low = ANY
+
+    def _add_wide(self, x: Exact, bound: float) -> None:
+        """Add what one accumulator cannot hold beside what it has: its upper part stays, the rest is spilled."""
+        main = x.main
+        largest = _largest(main)
+        if largest != largest or largest == float("inf"):
+            raise NonFinite("a task vector holds NaN or infinity, which no sum can hold; repair the expert")
+        if not largest < 2.0**52:
+            raise refuse(largest)
+        acc = self._whole()
+        top = largest + self._bound
+        cut = max(frexp(top)[1] + HEADROOM - 52, -1000)
+        if self._low < cut:
+            self._acc, rest = _cut(acc, cut)
+            self._mine = True
+            self._spill(rest)
+        upper, rest = _cut(main, cut)
+        self._spill(rest)
+        self._low, self._bound = cut, top * 1.01 + power(cut)
+        self._collect(Piece(upper, 1.0, cut, largest), wait=False)
+        if x.tail is not None:
+            for t in x.tail.terms:
+                self._spill_at(x.tail.index, t)
+        if self._bound >= 2.0**51:
+            largest = _largest(self._whole())
+            if not largest < 2.0**52:
+                raise refuse(largest)
+
+    def _spill(self, rest: Tensor) -> None:
+        some = rest.numpy() != 0
+        index = some.nonzero()[0]
+        if len(index) > self.count // 4:
+            self._spill_at(None, rest)
+        elif len(index):
+            at = torch.from_numpy(index)
+            self._spill_at(at, rest[at])
+
+    def _spill_at(self, index: Tensor | None, values: Tensor) -> None:
+        """Add values (at `index`, each place once) to the digits."""
+        for e, part in digits(values):
+            digit = self._bins.get(e)
+            if index is None:
+                self._bins[e] = part if digit is None else digit + part
+            else:
+                if digit is None:
+                    digit = torch.zeros(self.count, dtype=torch.float64)
+                elif e not in self._own:
+                    digit = digit.clone()
+                self._bins[e] = digit.index_add_(0, index, part)
+            self._own.add(e)
+        self._spills += 1
+        if self._spills > OFTEN:
+            carry(self._bins)
+            self._spills = 0
+
+    def _check_narrow(self) -> None:
+        if self._bound >= NARROW_LIMIT:
+            self._tighten()
+            if not self._bound < NARROW_LIMIT:
+                raise RefusedInput(
+                    f"a sum of counts or weights is {self._bound:g}, it must stay below 4096; use smaller weights"
+                )
+
+
+def _cut(x: Tensor, quantum: int) -> tuple[Tensor, Tensor]:
+    """x to the nearest multiple of 2^quantum, and the rest; |x| < 2^(quantum + 51)."""
+    magic = 1.5 * 2.0 ** (52 + quantum)
+    upper = (x + magic).sub_(magic)
+    return upper, x - upper
+
+
+def _largest(x: Tensor) -> float:
+    if not len(x):
+        return 0.0
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high)) if float(low) == float(low) else float("nan")
+
+
+def _gather(x: Tensor) -> tuple[Tensor, Tensor]:
+    index = torch.from_numpy((x.numpy() != 0).nonzero()[0])
+    return index, x[index].to(torch.float64)
