@@ -63,7 +63,7 @@ BECOMES: list[tuple[str, str, str, str, dict[str, Any]]] = [
         "ties",
         {**TIES, "disjoint": "sum", "density": 0.5},
     ),
-    ("ties", "parameters: {int8_mask: false, rescale: false}", "", "ties", {**TIES, "disjoint": "mean"}),
+    ("ties", "parameters: {int8_mask: true, rescale: false}", "", "ties", {**TIES, "disjoint": "mean"}),
     (
         "dare_linear",
         "",
@@ -193,7 +193,6 @@ REFUSED: list[tuple[str, str]] = [
     ),
     (recipe("ties", "dtype: int8"), "dtype is 'int8', expected float32, bfloat16, float16"),
     (recipe("ties", "out_dtype: float64"), "out_dtype is 'float64', expected float32"),
-    (recipe("ties", "parameters: {int8_mask: true}"), "int8_mask is true: there is no mask here; remove it"),
     (
         recipe("ties", "parameters: {rescale: true}"),
         "rescale true cannot be honoured for this method; remove it",

@@ -259,9 +259,7 @@ def _arithmetic(reader: _Reader, kind: _Kind, models: list[_Model]) -> tuple[str
     scale = reader.shared_number("lambda", 1.0)
     normalize = reader.flag("normalize", kind.normalize)
     if reader.flag("int8_mask", False):
-        findings.refuse(
-            "int8_mask is true: there is no mask here; remove it, the numbers are the same without"
-        )
+        findings.note("int8_mask saves mergekit memory; plait keeps no mask, the numbers are the same")
     if reader.flag("rescale", kind.rescale) != kind.rescale:
         given = str(not kind.rescale).lower()
         findings.refuse(f"rescale {given} cannot be honoured for this method; remove it")
