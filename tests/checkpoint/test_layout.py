@@ -209,6 +209,8 @@ def test_folders_without_weights_say_what_was_looked_for(tmp_path: Path) -> None
         assert message in str(caught.value)
     with pytest.raises(FormatError, match="holds no tensor"):
         open_checkpoint(raw(tmp_path / "none.safetensors", {}))
+    with pytest.raises(FormatError, match="is the index of a checkpoint; give the folder"):
+        open_checkpoint(sharded(tmp_path / "sharded", PARTS) / INDEX)
     with pytest.raises(FormatError, match="does not exist; check the path"):
         open_checkpoint(tmp_path / "nowhere")
 

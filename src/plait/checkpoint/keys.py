@@ -241,7 +241,7 @@ class _Account:
             hints.append(f"was it fine-tuned from another base? if these belong to its task alone: {options}")
         count = "1 tensor" if len(lines) == 1 else f"{len(lines)} tensors"
         return KeyMismatch(
-            f"{self.expert.path} does not fit {self.base.path} in {count}: {shown}; " + "; ".join(hints),
+            f"{self.expert.path} does not fit the base in {count}: {shown}; " + "; ".join(hints),
             lines,
         )
 

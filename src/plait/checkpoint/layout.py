@@ -89,6 +89,8 @@ def open_checkpoint(path: str | os.PathLike[str], *, allow_pickle: bool = False)
         if os.path.isdir(path):
             checkpoint = _open_folder(path, allow_pickle, spare)
         else:
+            if path.endswith(_INDEX):
+                raise FormatError(f"{path}: is the index of a checkpoint; give the folder that it is in")
             headers = _read([path], allow_pickle, spare)
             checkpoint = _checkpoint(path, "file", [os.path.basename(path)], headers)
     except BaseException:
