@@ -12,6 +12,7 @@ import torch
 from plait import Line, merge_files, merge_state_dicts
 from plait.errors import NotRemovable, PlaitError, RefusedInput, UsageError
 from tests.line.models import (
+    SHAPES,
     base_tensors,
     expert_tensors,
     read,
@@ -270,3 +271,17 @@ def test_line_files_and_memory_agree(tmp_path: Path, method: str, dtype: torch.d
     assert not same_bits(read(line.model), read(tmp_path / "out.safetensors"))
     assert not same_bits(read(line.model), memory)
     assert row["version"] == line.digest
+
+
+def test_diff_remembers_all_versions_but_purged_ones(world: Path) -> None:
+    line = make(world, "line", "abcd")
+    row = line.diff("base", "1")
+    assert row["members"]["only_b"] == ["a"]
+    assert row["tensors"]["differ"] == sorted(n for n in SHAPES if n != "layer.0.dense.bias")
+    assert row["tensors"]["same"] == 2
+    line.unmerge("d")
+    assert line.diff("3", line.digest)["equal"] is True
+    line.unmerge("a")
+    line.purge("a")
+    with pytest.raises(RefusedInput, match="are gone: a task of that version was purged"):
+        line.diff("base", "2")

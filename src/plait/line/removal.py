@@ -101,5 +101,11 @@ def retire(store: Store) -> None:
 
 
 def collect(store: Store, *, dry_run: bool, grace_seconds: float) -> dict[str, Any]:
-    found = gc(store, keep_versions=store.settings["keep"], dry_run=dry_run, grace_seconds=grace_seconds)
+    found = gc(
+        store,
+        keep_versions=store.settings["keep"],
+        objects={e["tensors"] for e in store.ledger.entries()},  # small, and what `diff` compares
+        dry_run=dry_run,
+        grace_seconds=grace_seconds,
+    )
     return {"dry_run": dry_run, **found}

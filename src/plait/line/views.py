@@ -123,7 +123,7 @@ def tensors(store: Store, entry: Mapping[str, Any]) -> dict[str, str]:
     digest = entry["tensors"]
     if not store.objects.has(digest):
         raise RefusedInput(
-            f"the tensor digests of entry {entry['sequence']} were collected; only newer ones remain"
+            f"the tensor digests of entry {entry['sequence']} are gone: a task of that version was purged"
         )
     rows: dict[str, str] = json.loads(store.objects.path(digest).read_text(encoding="utf-8"))
     return rows
