@@ -178,6 +178,18 @@ def test_a_name_that_may_not_be_on_the_disk_is_taken_away(
         assert not list(store.ledger.folder.glob(".*"))
 
 
+def test_a_version_whose_name_may_not_be_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(tmp_path / "line")
+
+    def fsync(handle: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("versions") and store.versions.has(sha(b"data")):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert ADVICE[errno.EIO] in failure(lambda: publish(store, b"data"))
+    assert store.versions.all() == [sha(b"base")]
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: real(handle, bytes(data[:7])))
@@ -212,7 +224,7 @@ def test_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(PlaitError, match=words):
         merge(store, "a")
     with pytest.raises(PlaitError, match=words):
-        new_store(tmp_path / "other")
+        Store.create(tmp_path / "other", SETTINGS)
     assert os.listdir(tmp_path) == ["line"]
 
 

@@ -232,6 +232,14 @@ def test_swapped_removed_and_foreign_entries(tmp_path: Path) -> None:
             ledger.entries()
 
 
+def test_nothing_is_appended_to_a_damaged_entry(tmp_path: Path) -> None:
+    ledger = new_store(tmp_path / "line", "a").ledger
+    rewrite(ledger.path(1), ledger.path(1).read_bytes().replace(b"1.5", b"2.5"))
+    with pytest.raises(VerificationError, match=r"00000001\.json: its bytes are not those that were written"):
+        ledger.append({})
+    assert not ledger.path(2).exists()
+
+
 def test_missing_ledger_folder(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="cannot be read"):
         Ledger(tmp_path / "nowhere").entries()

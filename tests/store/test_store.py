@@ -161,6 +161,20 @@ def test_a_replaced_lock_file_is_not_mistaken(store: Store) -> None:
             assert json.loads((store.path / "lock").read_text())["verb"] == "gc"
 
 
+def test_a_lock_file_replaced_between_open_and_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock on a file that has lost its name would keep nobody out."""
+    real = fcntl.flock
+
+    def flock(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        os.unlink(store.path / "lock")
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with store.lock("merge"), pytest.raises(LockedError, match="locked by `merge`"), store.lock("gc"):
+        pass
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_file_system_without_locks(store: Store, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def flock(handle: int, how: int) -> None:

@@ -58,8 +58,7 @@ class Ledger:
                 entries.append(entry)
                 last = data
             except VerificationError as error:
-                if str(error) not in problems:
-                    problems.append(str(error))
+                problems.append(str(error))
                 last = None  # unknown: the next entry is not blamed for it
         return entries, problems
 
