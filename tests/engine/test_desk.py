@@ -34,8 +34,9 @@ def test_reads_and_writes_ranges(tmp_path: Path) -> None:
     assert desk.owns(held[3:5])
     assert not desk.owns(held.clone())
     desk.write(out["a"], 990, torch.ones(10))
+    desk.write(out["a"], 999, torch.ones(1, 3)[:, 0])
     assert torch.equal(desk.read(out["a"], 980, 20, "x"), torch.tensor([0.0] * 10 + [1.0] * 10))
-    assert desk.written_bytes == 40
+    assert desk.written_bytes == 44
     desk.close()
 
 

@@ -27,6 +27,7 @@ class Desk:
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, bool], int] = OrderedDict()
         self._buffers: dict[str, _Buffer] = {}
+        self.luck = Luck()
         self.read_bytes = 0
         self.written_bytes = 0
         self.trace: Wrote | None = None  # where a list is put here, every range written is noted in it
@@ -149,6 +150,23 @@ class Desk:
         return handle
 
 
+class Luck:
+    """Whether the shorter way of a method is worth trying, as the pieces so far tell: a piece that gives up
+    costs half as much again."""
+
+    def __init__(self) -> None:
+        self._tries = self._losses = 0
+
+    def worth_trying(self) -> bool:
+        """Whether it mostly held; now and then it is tried all the same, since tensors differ."""
+        self._tries += 1
+        return self._losses < 8 or 2 * self._losses < self._tries or self._tries % 32 == 0
+
+    def note(self, held: bool) -> None:
+        """How the last try ended."""
+        self._losses += not held
+
+
 class _Buffer:
     """Memory that is read into again and again; its last view is kept, because most pieces have one size."""
 
@@ -173,7 +191,10 @@ class _Buffer:
 
 
 def _bytes_of(values: Tensor) -> memoryview:
-    raw: Any = values.contiguous().view(torch.uint8).numpy()
+    values = values.contiguous()
+    if values.dim() and values.stride(-1) != 1:  # one element cut out of a table
+        values = values.clone(memory_format=torch.contiguous_format)
+    raw: Any = values.view(torch.uint8).numpy()
     return memoryview(raw)
 
 

@@ -68,6 +68,8 @@ class Source:
         ref = member.refs.get(piece.where.name)
         if ref is not None:
             expert = desk.read(ref, piece.where.first, piece.where.count, "expert")
+            if ref.dtype == "F64":
+                expert = expert.clone()  # a sum may refer to it while the buffer holds the next member
             seen = scan(expert)
             if piece.hole is not None or not seen.finite:
                 expert = self._filled(expert, piece, ref, member, seen)

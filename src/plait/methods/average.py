@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, Outlook, Part, Slot, State, Where
+from plait.methods.base import Facts, Outlook, Part, Quick, Slot, State, Where
 from plait.methods.sparsify import Sparsified
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact
+from plait.tensors.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,8 @@ class Average(Sparsified):
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()
         return total.over(outlook.weight)
+
+    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
+        if self.sparsify is not None or outlook.weight <= 0 or not Linear.fits(base):
+            return None
+        return Linear(base, 1 / outlook.weight, lambda total: total.over(outlook.weight))

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
-from plait.tensors import Tensor
+from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact, ExactSum, Scan, difference
 from plait.types import Answers as Answers
 from plait.types import Known as Known
@@ -140,6 +140,17 @@ def _plain(value: Any) -> Any:
     }
 
 
+class Quick(Protocol):
+    """A faster way to the bytes that `step` and `merge` lead to, for one chunk whose members all enter at
+    once and of which no state is kept. It may give up at any time; the engine then goes the long way."""
+
+    def take(self, expert: Tensor, weight: float) -> bool:
+        """Take a member in; its tensor may be overwritten afterwards. False: give up."""
+
+    def merged(self, dtype: torch.dtype) -> Tensor | None:
+        """The merged chunk, rounded once. None: give up, also for anything that the long way would refuse."""
+
+
 @dataclass(frozen=True)
 class TensorMethod(Method):
     """A method that sees one chunk at a time."""
@@ -159,8 +170,8 @@ class TensorMethod(Method):
 
     # passes over one incoming member
     def prepare(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
-        """`places`: every mergeable tensor that the member changes, as one chunk each. `size`: elements of all
-        mergeable tensors, those that the member leaves alone included."""
+        """`places`: every mergeable tensor that the member changes, as one chunk each. `size`: elements of
+        all mergeable tensors, those that the member leaves alone included."""
         return {}
         yield Survey()
 
@@ -195,6 +206,11 @@ class TensorMethod(Method):
         """The merged chunk: an Exact *shift* to be added to the base, or the merged values in fp64.
         The engine rounds once, to the base's dtype."""
         raise NotImplementedError
+
+    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
+        """A faster way for a chunk, None where there is none. Asked only where the method neither prepares
+        nor concludes. `base` stays as it is meanwhile."""
+        return None
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:
         """True where the formula gives the only member back; the engine then copies that member's bytes.

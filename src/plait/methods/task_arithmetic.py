@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, Outlook, Part, Slot, State, Where
+from plait.methods.base import Facts, Outlook, Part, Quick, Slot, State, Where
 from plait.methods.ranges import finite
 from plait.methods.sparsify import Sparsified
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact
+from plait.tensors.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,8 @@ class TaskArithmetic(Sparsified):
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()
         return total.times(self.scale)
+
+    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
+        if self.sparsify is not None or not self.scale or not Linear.fits(base):
+            return None
+        return Linear(base, self.scale, lambda total: total.times(self.scale))
