@@ -285,3 +285,34 @@ def test_diff_remembers_all_versions_but_purged_ones(world: Path) -> None:
     line.purge("a")
     with pytest.raises(RefusedInput, match="are gone: a task of that version was purged"):
         line.diff("base", "2")
+
+
+@pytest.mark.parametrize("where", ["ledger", "objects", "versions", "plait.json"])
+def test_verify_tells_of_one_flipped_bit(world: Path, where: str) -> None:
+    line = make(world, "line", "ab")
+    file = (
+        sorted(p for p in (line.path / where).rglob("*") if p.is_file())
+        if "." not in where
+        else [line.path / where]
+    )
+    data = bytearray(file[-1].read_bytes())
+    data[len(data) // 2] ^= 1
+    file[-1].chmod(0o644)
+    file[-1].write_bytes(data)
+    report = line.verify()
+    assert not report["ok"]
+    assert file[-1].name in " ".join(report["problems"])
+
+
+def test_a_disk_that_fails_after_the_commit_is_no_failed_merge(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make(world, "line", "a")
+
+    def fail(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("plait.line.removal.retire", fail)
+    row = line.merge(world / "b")
+    assert "old files could not be removed" in row["notes"][-1]
+    assert [m.task for m in line.members] == ["a", "b"]

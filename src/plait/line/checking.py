@@ -28,7 +28,7 @@ def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, 
         "checked": {**report.counted, "bytes": report.bytes},
         "tip": report.tip,
         "replay": answer,
-        "version": last(store)["version"],
+        "version": None if report.problems else last(store)["version"],
     }
 
 

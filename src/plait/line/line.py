@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.checkpoint.layout import open_checkpoint
-from plait.errors import NotRemovable, RefusedInput, UsageError
+from plait.errors import NotRemovable, PlaitError, RefusedInput, UsageError
 from plait.line import removal, views
 from plait.line.build import (
     Built,
@@ -464,8 +464,12 @@ class Line:
                 "seconds": round(time.monotonic() - began, 3),
             }
         )
-        removal.retire(store)
-        return {**views.event(entry), "path": str(self.model)}
+        row = {**views.event(entry), "path": str(store.versions.path(built.digest))}
+        try:
+            removal.retire(store)
+        except (PlaitError, OSError) as error:  # the change is made and recorded; only tidying up failed
+            row["notes"] = [*row["notes"], f"old files could not be removed ({error}); plait gc tries again"]
+        return row
 
     def _snapshots(
         self, head: dict[str, Any], built: Built, state: StateObjects | None
