@@ -111,8 +111,9 @@ def test_one_by_one_is_all_at_once() -> None:
         assert all(torch.equal(t, once[n]) for n, t in table.merged().items()), name
 
 
-# OPCM: the peer decomposes in fp32, so its singular vectors are wrong by eps32 * sigma_1 / (gap to the next value), and the diagonal variant depends on each of them. Its algorithm in fp64 is the judge: the file is 7e-5 from it
-# in one tensor (so is the same algorithm in fp32 on another processor), we are within 2e-6.
+# OPCM: the peer decomposes in fp32, so its singular vectors are wrong by eps32 * sigma_1 / (gap to the next value), and
+# the diagonal variant depends on each of them. Its algorithm in fp64 is the judge: the file is 7e-5 from it in one
+# tensor (so is the same algorithm in fp32 on another processor), we are within 2e-6.
 
 
 def recursion(diagonal: bool, dtype: torch.dtype) -> Model:
@@ -188,8 +189,8 @@ def test_model_stock_differs_from_fusionbench_by_the_angle_rule_alone() -> None:
         unit = float((mean[n] - base[n]).abs().max())
         assert (by_angle[n] - want[n]).abs().max() <= 1e-5 * unit, n
         assert (by_cosine[n] - got[n]).abs().max() <= 1e-5 * unit, n
-        # Angles near 90 degrees: averaging them or their cosines is nearly the same.
-        assert (got[n] - want[n]).abs().max() <= 5e-3 * unit, n
+        # Near 90 degrees the two means differ in the third power of the cosines, which reach 0.3 in small tensors.
+        assert (got[n] - want[n]).abs().max() <= 1e-2 * unit, n
 
 
 def test_a_clamped_ratio_differs_only_where_task_vectors_disagree() -> None:

@@ -50,7 +50,8 @@ class Opcm(TensorMethod):
     tables: regular expression; a 2-D tensor whose name it finds is a look-up table, no linear layer, and is
         added as it is. "" finds none.
 
-    The state is S in fp32 (fp64 where the base is fp64); decompositions and products are made in fp64.
+    The state is S in fp32 (fp64 where the base is fp64). Decompositions are made in fp64, and products with tau in
+    the state's dtype.
     One member of weight 1 comes back bit for bit.
     """
 
@@ -97,17 +98,17 @@ class Opcm(TensorMethod):
         total: Tensor = state["total"]
         tau = _tau(part)
         if part.weight != 1:
-            tau = tau * part.weight
-        new: Tensor = total.double() + tau
-        if self._linear(part.where.shape, part.where.name):
-            inside = self.protected(total.view(part.where.shape), tau.view(part.where.shape))
+            tau *= part.weight
+        if self._linear(part.where.shape, part.where.name) and bool(total.any()):
+            shape = part.where.shape
+            inside = self.protected(total.view(shape), tau.to(total.dtype).view(shape))
             if inside is not None:
-                new = new - inside.flatten()
-        held: Tensor = new.to(total.dtype)
-        return {"total": held}
+                tau -= inside.flatten()
+        tau += total
+        return {"total": tau.to(total.dtype)}
 
     def protected(self, total: Tensor, tau: Tensor) -> Tensor | None:
-        """The part of `tau` that must not be added to `total`, both (m, n). fp64; None where it is 0."""
+        """The part of `tau` that must not be added to `total`, both (m, n) and of one dtype; None where it is 0."""
         found = spectrum(total)
         count = found.leading(self.share)
         if self.variant == "diagonal":
@@ -138,7 +139,7 @@ class Opcm(TensorMethod):
 
 
 def _tau(part: Part) -> Tensor:
-    return part.expert.double() - part.base.double()
+    return part.expert.to(torch.float64, copy=True).sub_(part.base)
 
 
 def _squares(values: Tensor) -> list[float]:
