@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +21,6 @@ from plait.types import DTYPES
 from tests.checkpoint.files import entry, file, numbers, raw
 
 EIGHT = bytes(8)
-
-
-@pytest.fixture
-def _no_waiting() -> Iterator[None]:
-    """A call that blocks on a FIFO ends the test instead of hanging it."""
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
 
 
 HOSTILE: list[tuple[str, object, bytes, str]] = [
@@ -148,7 +138,6 @@ def test_a_header_whose_length_looks_like_a_pickle_is_still_safetensors(tmp_path
     assert not is_pickle(path)
 
 
-@pytest.mark.usefixtures("_no_waiting")
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo.safetensors"
     os.mkfifo(fifo)
@@ -173,7 +162,6 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
             read_header(path)
 
 
-@pytest.mark.usefixtures("_no_waiting")
 def test_a_file_that_becomes_a_fifo_at_the_last_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

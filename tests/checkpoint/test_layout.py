@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from tests.checkpoint.files import file, folder, numbers, raw, sharded
 PARTS: list[dict[str, Any]] = [{"a": numbers(3), "b": numbers(2, 2)}, {"c": numbers(5)}]
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting() -> Iterator[None]:
-    signal.alarm(300)
-    yield
-    signal.alarm(0)
 
 
 def test_file_folder_and_shards_hold_the_same(tmp_path: Path) -> None:
