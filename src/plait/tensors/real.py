@@ -34,12 +34,18 @@ class Piece(NamedTuple):
     coef: float
     low: int
     bound: float
+    seen: Scan | None = None  # the tensor's scan, for a base that several members share
 
     def scaled(self, w: float, k: int) -> Piece:
         """w = +-2^k times this."""
-        return Piece(
-            self.tensor, self.coef * w, self.low + k if self.low != ANY else ANY, self.bound * abs(w)
-        )
+        low = self.low + k if self.low != ANY else ANY
+        return Piece(self.tensor, self.coef * w, low, self.bound * abs(w), self.seen)
+
+    def double(self) -> Tensor:
+        """The tensor in fp64, perhaps the tensor itself."""
+        if self.seen is not None:
+            return self.seen.wider(self.tensor, torch.float64)
+        return self.tensor.to(torch.float64)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Exact:
         """The exact values of a float, integer (to int32) or bool tensor, without z."""
         top = _WHOLE.get(str(t.dtype))
         if top is not None:
-            return Exact(pieces=(Piece(t, 1.0, 0, top),))
+            return Exact(pieces=(Piece(t.view(torch.int8) if top == 1.0 else t, 1.0, 0, top),))
         return Exact(t.to(torch.float64))
 
     @property
@@ -95,11 +101,15 @@ class Exact:
         """fp64, correctly rounded. Do not write into it."""
         if self._main is None:
             first, *others = self.pieces
-            main = first.tensor.to(torch.float64, copy=first.coef == 1.0 and bool(others))
             if first.coef != 1.0:
-                main = main * first.coef
-            for p in others:
-                main.add_(p.tensor, alpha=p.coef)  # exact, so one rounding or two make no difference
+                main = first.double() * first.coef
+            else:
+                main = first.tensor.to(torch.float64, copy=bool(others))
+            for p in others:  # all of it exact, so that the way there makes no difference
+                if p.coef == -1.0 and p.seen is not None:
+                    main.sub_(p.double())
+                else:
+                    main.add_(p.tensor, alpha=p.coef)
             self._main = main
         return self._main
 
@@ -126,7 +136,8 @@ class Exact:
 
     def sign(self) -> Tensor:
         """int8: -1, 0 or 1."""
-        return torch.sign(self.main).to(torch.int8)
+        main = self.main.numpy()
+        return torch.from_numpy((main > 0).view("int8") - (main < 0).view("int8"))
 
     def times(self, w: float) -> Exact:
         """w * self. Exact where w is 0 or a power of two (as far as fp64 reaches, 2^-1074); else fl64(w *
@@ -140,6 +151,9 @@ class Exact:
             return Exact(torch.zeros_like(self.main), None, None, self.bits, (ANY, 0.0))
         known = self._known()
         mantissa, exponent = frexp(w)
+        if len(self.pieces) == 1 and self.pieces[0].coef * self.pieces[0].bound == 1.0 and known == (0, 1.0):
+            low = exponent - 53  # zeros and ones (and minus ones) take any factor exactly
+            return Exact(None, None, z, 53, None, (Piece(self.pieces[0].tensor, w, low, abs(w)),))
         if abs(mantissa) != 0.5:
             if known is not None and known[0] != ANY:
                 known = (known[0] + floor(log2(abs(w))) - self.bits, known[1] * abs(w) * 1.01)
@@ -157,7 +171,7 @@ class Exact:
 
     def over(self, d: float | Tensor) -> Exact:
         """self / d with d > 0, a number or a tensor. Exact where d is a power of two, else fl64(fl64(self) / d).
-        Where a tensor d is 0 the result is 0 without z."""
+        Where a tensor d is 0 the result is 0."""
         if isinstance(d, (int, float)):
             if not (d > 0 and isfinite(d)):
                 raise UsageError(f"a divisor is {d}, a number above 0 is needed; check the members' weights")
@@ -166,22 +180,19 @@ class Exact:
             return Exact(_divide(self.main, d), None, self.z, self.bits)
         d = d.to(torch.float64)
         main = _divide(self.main, d)
-        none = torch.from_numpy((d.numpy() == 0).nonzero()[0])
-        main[none] = 0.0
-        z = self.z
-        if z is not None and len(none):
-            z = z.index_fill(0, none, 0)
+        none = (d.numpy() == 0).nonzero()[0]
+        main.numpy()[none] = 0.0
         tail = self.tail
         if tail is not None:
             at = d[tail.index]
             plain = torch.frexp(at).mantissa == 0.5
             at = torch.where(plain, at, torch.inf)
             tail = Tail(tail.index, tuple(t / at for t in tail.terms))
-        return Exact(main, tail, z, self.bits)
+        return Exact(main, tail, self.z, self.bits)
 
     def where(self, mask: Tensor) -> Exact:
         """self where `mask` (bool), exact 0 without z elsewhere."""
-        main = mask.to(torch.float64).mul_(self.main)
+        main = torch.from_numpy(mask.numpy().astype("float64")).mul_(self.main)
         tail = self.tail
         if tail is not None:
             kept = mask[tail.index]
@@ -211,10 +222,12 @@ class Exact:
     def __add__(self, other: Exact) -> Exact:
         z = self.z if other.z is None else other.z if self.z is None else self.z + other.z
         bits = max(self.bits, other.bits)
-        mine, its = self.claims(), other.claims()
-        claims = (min(mine[0], its[0]), mine[1] + its[1])
-        if fits(*claims) and self.tail is None and other.tail is None:
-            return Exact(self.main + other.main, None, z, bits, claims)
+        mine, its = self._known(), other._known()
+        claims = None
+        if mine is not None and its is not None:
+            claims = (min(mine[0], its[0]), mine[1] + its[1])
+            if fits(*claims) and self.tail is None and other.tail is None:
+                return Exact(self.main + other.main, None, z, bits, claims)
         s, e = two_sum(self.main, other.main)
         return Exact(*assemble([s, e, *spread(self), *spread(other)]), z, bits, claims)
 
@@ -227,13 +240,21 @@ class Exact:
         known = self._known()
         if known is not None and known[0] >= quantum and self.tail is None:
             return self
-        bound = float(self.main.abs().max()) if len(self.main) else 0.0
+        bound = largest(self.main)
         if not bound < power(quantum + 50):
             scale = 2.0**-quantum
             return Exact(torch.round(self.main * scale) / scale, None, self.z, self.bits)
         magic = 1.5 * 2.0 ** (52 + quantum)
         claims = (quantum, bound + power(quantum))
         return Exact((self.main + magic).sub_(magic), None, self.z, self.bits, claims)
+
+
+def largest(x: Tensor) -> float:
+    """The largest magnitude; NaN where there is one."""
+    if not len(x):
+        return 0.0
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high)) if float(low) == float(low) else float("nan")
 
 
 def _divide(x: Tensor, d: float | Tensor) -> Tensor:
@@ -290,8 +311,9 @@ def difference(expert: Tensor, base: Tensor, scans: tuple[Scan, Scan] | None = N
         bound = float("inf")
     if fits(low, bound):
         theirs = Piece(expert, 1.0, of_expert.low, of_expert.bound)
-        return Exact(None, None, z, bits, None, (theirs, Piece(base, -1.0, of_base.low, of_base.bound)))
-    d, e = two_sum(expert.to(torch.float64), base.to(torch.float64).neg())
+        ours = Piece(base, -1.0, of_base.low, of_base.bound, of_base)
+        return Exact(None, None, z, bits, None, (theirs, ours))
+    d, e = two_sum(expert.to(torch.float64), of_base.wider(base, torch.float64).neg())
     return Exact(*assemble([d, e]), z, bits, (low, bound))
 
 

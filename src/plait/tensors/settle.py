@@ -74,16 +74,17 @@ def _wide(base: Tensor, shift: Exact, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 
 def _sign_zeros(base: Tensor, shift: Exact, total: Tensor, out: Tensor) -> Tensor:
+    """Give every exact 0 of `total` its sign in `out`, in place."""
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[out.element_size()]
     bits = out.view(whole)
     magnitudes = (bits & torch.iinfo(whole).max).numpy()
     if not len(magnitudes) or magnitudes.min() > 0:
         return out
-    index = torch.from_numpy((magnitudes == 0).nonzero()[0])
-    index = index[total[index] == 0]
-    minus = negative_zero(base[index])
+    index = (magnitudes == 0).nonzero()[0]
+    index = index[total.numpy()[index] == 0]
+    minus = negative_zero(base).numpy()[index]
     if shift.z is not None:
-        z = shift.z[index]
+        z = shift.z.numpy()[index]
         minus = (minus & (z == 0)) | (~minus & (z > 0))
-    bits[index] = torch.where(minus, torch.iinfo(whole).min, 0).to(whole)
+    bits.numpy()[index] = minus * bits.numpy().dtype.type(torch.iinfo(whole).min)
     return out

@@ -11,7 +11,7 @@ from math import frexp
 from plait.errors import NonFinite, RefusedInput
 from plait.tensors import Tensor, torch
 from plait.tensors.bins import BINS, STEP, carry, digits, last_bit, refuse
-from plait.tensors.real import Exact, Piece, assemble, fits
+from plait.tensors.real import Exact, Piece, assemble, fits, largest
 from plait.tensors.rounding import ANY, power
 
 Dense = dict[int, Tensor]
@@ -92,7 +92,7 @@ class ExactSum:
         Equal sums have equal bytes, whatever the route. Only bin 0 of a sparse one may be as large as 2^53."""
         acc = self._whole()
         first, *others = dense_bins(self.dtype, self.narrow)
-        if self.narrow or (not self._bins and self._low >= first and _largest(acc) < 2.0 ** (first + 39)):
+        if self.narrow or (not self._bins and self._low >= first and largest(acc) < 2.0 ** (first + 39)):
             bins = {first: acc}
         else:
             bins = dict(self._bins)
@@ -128,14 +128,14 @@ class ExactSum:
             digit = self._bins.get(e)
             if digit is None:
                 continue
-            largest = _largest(digit)
-            if largest == 0.0:
+            top = largest(digit)
+            if top == 0.0:
                 del self._bins[e]
                 continue
             low = e if e >= -STEP else last_bit(digit, e)
-            if not fits(min(low, self._low), largest + self._bound):
+            if not fits(min(low, self._low), top + self._bound):
                 return
-            self._low, self._bound = min(low, self._low), largest + self._bound
+            self._low, self._bound = min(low, self._low), top + self._bound
             self._mine = self._acc is not None
             self._acc = digit if self._acc is None else self._acc + digit
             del self._bins[e]
@@ -172,20 +172,20 @@ class ExactSum:
     def _tighten(self) -> None:
         """Learn the true bound of the accumulator."""
         if self._acc is not None or self._pending:
-            self._bound = _largest(self._whole())
+            self._bound = largest(self._whole())
             if self._bound == 0.0:
                 self._low = ANY
 
     def _add_wide(self, x: Exact, bound: float) -> None:
         """Add what one accumulator cannot hold beside what it has: its upper part stays, the rest is spilled."""
         main = x.main
-        largest = _largest(main)
-        if largest != largest or largest == float("inf"):
+        size = largest(main)
+        if not size < float("inf"):
             raise NonFinite("a task vector holds NaN or infinity, which no sum can hold; repair the expert")
-        if not largest < 2.0**52:
-            raise refuse(largest)
+        if not size < 2.0**52:
+            raise refuse(size)
         acc = self._whole()
-        top = largest + self._bound
+        top = size + self._bound
         cut = max(frexp(top)[1] + HEADROOM - 52, -1000)
         if self._low < cut:
             self._acc, rest = _cut(acc, cut)
@@ -194,14 +194,14 @@ class ExactSum:
         upper, rest = _cut(main, cut)
         self._spill(rest)
         self._low, self._bound = cut, top * 1.01 + power(cut)
-        self._collect(Piece(upper, 1.0, cut, largest), wait=False)
+        self._collect(Piece(upper, 1.0, cut, size), wait=False)
         if x.tail is not None:
             for t in x.tail.terms:
                 self._spill_at(x.tail.index, t)
         if self._bound >= 2.0**51:
-            largest = _largest(self._whole())
-            if not largest < 2.0**52:
-                raise refuse(largest)
+            size = largest(self._whole())
+            if not size < 2.0**52:
+                raise refuse(size)
 
     def _spill(self, rest: Tensor) -> None:
         some = rest.numpy() != 0
@@ -244,13 +244,6 @@ def _cut(x: Tensor, quantum: int) -> tuple[Tensor, Tensor]:
     magic = 1.5 * 2.0 ** (52 + quantum)
     upper = (x + magic).sub_(magic)
     return upper, x - upper
-
-
-def _largest(x: Tensor) -> float:
-    if not len(x):
-        return 0.0
-    low, high = torch.aminmax(x)
-    return max(-float(low), float(high)) if float(low) == float(low) else float("nan")
 
 
 def _gather(x: Tensor) -> tuple[Tensor, Tensor]:
