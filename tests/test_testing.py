@@ -38,6 +38,26 @@ class SeesChunks(Average):
 
 
 @dataclass(frozen=True)
+class TooShort(Average):
+    """Has a shorter way that forgets the weights."""
+
+    def quick(self, base: Any, outlook: Outlook) -> Any:
+        short = super().quick(base, outlook)
+        return None if short is None else _Unweighted(short)
+
+
+@dataclass
+class _Unweighted:
+    way: Any
+
+    def take(self, expert: Any, weight: float) -> bool:
+        return bool(self.way.take(expert, 1.0))
+
+    def merged(self, dtype: Any) -> Any:
+        return self.way.merged(dtype)
+
+
+@dataclass(frozen=True)
 class RoundsTwice(Average):
     """Adds in fp64 and so loses what lies far below the base."""
 
@@ -110,6 +130,7 @@ class Changeable(Average):
     [
         (testing.inputs_stay, Writes(), "an input was written to"),
         (testing.cuts_do_not_matter, SeesChunks(), "gave other bytes than one chunk"),
+        (testing.shortcuts_change_nothing, TooShort(), "the shorter way differs"),
         (testing.order_is_as_declared, LastWins(), "another order of arrival gave other bytes"),
         (testing.leaving_undoes_entering, ForgetsWeight(), "not as if the others never were"),
         (testing.leaving_undoes_entering, Residue(), "undo must be the exact inverse of step"),

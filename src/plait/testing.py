@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
-from plait.methods.base import AdditiveMethod, Facts, MemberFacts, Method, ModelMethod, TensorMethod
+from plait.methods.base import AdditiveMethod, Facts, MemberFacts, Method, ModelMethod, Outlook, TensorMethod
 from plait.methods.memory import Table, apply, same_bytes
 from plait.methods.registry import make, names
 from plait.tensors import BLOCK, Tensor, torch
@@ -46,6 +46,7 @@ def check(method: Method, *, gives_back: bool | None = None, problem: Any = None
         raise LawBroken(f"{method!r} is neither a TensorMethod nor a ModelMethod; derive from one of them")
     inputs_stay(method)
     cuts_do_not_matter(method)
+    shortcuts_change_nothing(method)
     one_member_comes_back(method, gives_back)
     order_is_as_declared(method)
     leaving_undoes_entering(method)
@@ -180,6 +181,39 @@ def cuts_do_not_matter(method: TensorMethod) -> None:
         )
 
 
+def shortcuts_change_nothing(method: TensorMethod) -> None:
+    """Where `quick` does not give up, it gives the bytes of the long way."""
+    if method.prepares() or method.concludes():
+        return
+    weights = (1.0, 2.0, 0.5, 0.5)
+    outlook = Outlook(tuple(MemberFacts(w, {}) for w in weights))
+    for dtype in ("bfloat16", "float16", "float32"):
+        for base, experts in (examples(dtype), _smooth(dtype)):
+            want = apply(method, base, experts, weights)
+            for name, tensor in base.items():
+                if not tensor.is_floating_point() or any(same_bytes(tensor, e[name]) for e in experts):
+                    continue
+                short = method.quick(tensor.flatten(), outlook)
+                if short is None or not all(
+                    short.take(e[name].flatten(), w) for e, w in zip(experts, weights, strict=True)
+                ):
+                    continue
+                got = short.merged(tensor.dtype)
+                if got is not None:
+                    _same(
+                        method, {name: got.view(tensor.shape)}, {name: want[name]}, "the shorter way differs"
+                    )
+
+
+def _smooth(dtype: str) -> tuple[Model, list[Model]]:
+    """A base and experts without awkward elements, close to each other, so that shorter ways hold."""
+    kind: torch.dtype = getattr(torch, dtype)
+    draw = torch.Generator().manual_seed(1)
+    base = torch.randint(256, 512, (900,), generator=draw).double() / 1024
+    moves = [torch.randint(-64, 65, (900,), generator=draw).double() / 1024 for _ in range(4)]
+    return {"w": base.to(kind)}, [{"w": (base + m).to(kind)} for m in moves]
+
+
 def one_member_comes_back(method: TensorMethod, gives_back: bool | None = None) -> None:
     """Where the formula reduces to the only member, that member's bytes come out. Elsewhere they need not, but
     `reduces` must then be False."""
@@ -280,6 +314,7 @@ LAWS: tuple[Callable[..., None], ...] = (
     options_round_trip,
     inputs_stay,
     cuts_do_not_matter,
+    shortcuts_change_nothing,
     one_member_comes_back,
     order_is_as_declared,
     leaving_undoes_entering,

@@ -111,7 +111,7 @@ def test_one_by_one_is_all_at_once() -> None:
         assert all(torch.equal(t, once[n]) for n, t in table.merged().items()), name
 
 
-# OPCM: the peer decomposes in fp32, so its singular vectors are wrong by eps32 * sigma_1 / (gap to the next value), and
+# OPCM: the peer decomposes in fp32, so its singular vectors are wrong by eps32 * sigma_1 / gap, and
 # the diagonal variant depends on each of them. Its algorithm in fp64 is the judge: the file is 7e-5 from it in one
 # tensor (so is the same algorithm in fp32 on another processor), we are within 2e-6.
 

@@ -56,3 +56,10 @@ def test_the_winner_keeps_its_bits_even_where_it_has_more_than_the_base() -> Non
 def test_scale_must_be_finite() -> None:
     with pytest.raises(UsageError, match="scale is nan, expected a finite number"):
         make("magmax", {"scale": "nan"})
+
+
+def test_a_later_member_that_leaves_a_tensor_as_it_is_wins_where_nobody_moved() -> None:
+    base, expert = {"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([-0.0, 2.0])}
+    got = apply(make("magmax", {"scale": 1}), base, [expert, base])["w"]
+    assert got.signbit().tolist() == [False, False]
+    assert got.tolist() == [0.0, 2.0]

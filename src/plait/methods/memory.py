@@ -174,8 +174,10 @@ class Table:
         return Part(where, base, expert, entry.weight, entry.known, entry.seed)
 
     def _fold(self, entry: Entry, act: Callable[[State, Part], State]) -> None:
+        additive = isinstance(self.method, AdditiveMethod)
         for name in self.places:
-            if name not in entry.changed:
+            # A member that leaves a tensor as it is adds nothing to a sum, but a fold may count it as the later one.
+            if name not in entry.changed and (additive or name not in self._states):
                 continue
             if name not in self._states:
                 self._states[name] = [(w, self._blank(w)) for w in self._cut(self.places[name])]

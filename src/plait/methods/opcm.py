@@ -97,6 +97,8 @@ class Opcm(TensorMethod):
     def step(self, state: State, part: Part) -> State:
         total: Tensor = state["total"]
         tau = _tau(part)
+        if not bool(tau.any()):
+            return state
         if part.weight != 1:
             tau *= part.weight
         if self._linear(part.where.shape, part.where.name) and bool(total.any()):
