@@ -316,3 +316,21 @@ def test_a_disk_that_fails_after_the_commit_is_no_failed_merge(
     row = line.merge(world / "b")
     assert "old files could not be removed" in row["notes"][-1]
     assert [m.task for m in line.members] == ["a", "b"]
+
+
+def test_a_head_is_exported_under_the_names_of_its_task(world: Path) -> None:
+    tensors = {f"bert.{n}": t for n, t in expert_tensors(base_tensors(), 3).items()}
+    tensors["classifier.weight"] = torch.ones(3, 12)
+    write_folder(world / "x", tensors)
+    config = json.loads((world / "x" / "config.json").read_text())
+    (world / "x" / "config.json").write_text(json.dumps({**config, "num_labels": 3}))
+    line = make(world, "line", "a", private=["classifier.*"])
+    row = line.merge(world / "x")
+    assert any("'bert.'" in note for note in row["notes"])
+    line.export(world / "out", task="x")
+    made = read(world / "out")
+    assert set(made) == set(tensors)
+    assert torch.equal(made["bert.layer.0.dense.bias"], tensors["bert.layer.0.dense.bias"])
+    exported = json.loads((world / "out" / "config.json").read_text())
+    assert exported["num_labels"] == 3
+    assert "auto_map" not in exported

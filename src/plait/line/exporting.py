@@ -6,18 +6,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.checkpoint.card import card
-from plait.checkpoint.format import FileWriter, fsync_folder
+from plait.checkpoint.extend import append_shard
+from plait.checkpoint.format import fsync_folder
 from plait.errors import RefusedInput
 from plait.line import views
-from plait.line.build import open_version
 from plait.line.removal import carried
 from plait.store import Store
-from plait.types import TensorRef
 
 
 def export(store: Store, out: Path, *, version: str | None, task: str | None, force: bool) -> dict[str, Any]:
@@ -123,35 +121,8 @@ def _add_private(store: Store, entry: dict[str, Any], task: str, folder: Path) -
         raise RefusedInput(
             f"the private tensors of {task} are not kept by this line (retention vectors keeps them)"
         )
-    _substitute(folder, private_refs(store.objects.path(row["object"])))
-    if row["config"]:
-        config = json.loads(store.objects.path(row["config"]).read_text(encoding="utf-8"))
-        config.pop("auto_map", None)
+    own = json.loads(store.objects.get(row["config"])) if row["config"] else {}
+    append_shard(folder, private_refs(store.objects.path(row["object"])), own.get("names"))
+    if own.get("config") and (folder / "config.json").exists():
+        config = {k: v for k, v in own["config"].items() if k != "auto_map"}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _substitute(folder: Path, extra: Mapping[str, TensorRef]) -> None:
-    """Write the weight files of an exported folder again, with `extra` tensors in place of those of the same
-    name; new ones go into the last file."""
-    from plait import engine
-
-    model = open_version(folder)
-    new = [n for n in extra if n not in model.tensors]
-    total = 0
-    weight_map: dict[str, str] = {}
-    for shard in model.shards:
-        names = [*shard.names, *(new if shard is model.shards[-1] else ())]
-        refs = {n: extra.get(n, model.tensors.get(n)) for n in names}
-        rows = {model.stored.get(n, n): r for n, r in refs.items() if r is not None}
-        fresh = folder / f".{shard.name}.new"
-        writer = FileWriter(str(fresh), [(n, r.dtype, r.shape) for n, r in rows.items()], shard.metadata)
-        engine.copy([(r, writer.places[n]) for n, r in rows.items()], engine.Settings())
-        writer.close()
-        os.replace(fresh, folder / shard.name)
-        total += sum(r.nbytes for r in rows.values())
-        weight_map |= dict.fromkeys(rows, shard.name)
-    if model.index is not None:
-        table = {"metadata": {**model.index_metadata, "total_size": total}, "weight_map": weight_map}
-        (folder / model.index).write_text(
-            json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-        )

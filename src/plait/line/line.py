@@ -386,8 +386,8 @@ class Line:
         if self.store.settings["retention"] != "vectors":
             return member
         config = None
-        if arrival.config is not None:
-            config = self.store.objects.put_file(write_json(work / "config.json", arrival.config))
+        if arrival.own is not None:
+            config = self.store.objects.put_file(write_json(work / "own.json", arrival.own))
         return replace(member, object=self.store.objects.put_file(arrival.file), config=config)
 
     def _at_hand(

@@ -29,7 +29,7 @@ class Member:
     digest: str  # root digest of the checkpoint as it was handed in
     source: str  # last part of the path it came from
     object: str | None = None  # its changed tensors in the store; None where the line keeps no members
-    config: str | None = None  # its config.json in the store, kept where it has private tensors
+    config: str | None = None  # where it has private tensors: its config.json and its names for tensors
     private: tuple[str, ...] = ()
     known: str | None = None  # what the method's `prepare` returned, in the store
     descends: dict[str, Any] | None = None  # {"version": digest, "tasks": [...]}: what it was trained from
@@ -51,7 +51,7 @@ class Arrival:
     member: Member
     refs: dict[str, TensorRef]  # changed mergeable tensors, in that file
     file: Path
-    config: dict[str, Any] | None
+    own: dict[str, Any] | None  # what an export with its private tensors needs
     accounting: dict[str, Any]  # how every tensor was classed
     notes: tuple[str, ...]
 
@@ -138,9 +138,12 @@ def receive(
         "nonfinite": len(looked.nonfinite),
         "distance": looked.distance / looked.norm if looked.norm else None,
     }
-    config = expert.config if found.private else None
+    own = None
+    if found.private:
+        renamed = bool(found.removed or found.added)
+        own = {"config": expert.config, "names": dict(found.names) if renamed else None}
     return Arrival(
-        member, {n: r for n, r in places.items() if n in changed}, into, config, counted, tuple(found.notes)
+        member, {n: r for n, r in places.items() if n in changed}, into, own, counted, tuple(found.notes)
     )
 
 

@@ -58,7 +58,7 @@ def publish_base(path: Path, base: Checkpoint, name: str, settings: Mapping[str,
 
 
 def _copy_base(base: Checkpoint, folder: Path) -> None:
-    """The base in its own layout: weights and the files beside them (no code, see docs/format.md)."""
+    """The base in its own layout: weights and the files beside them (no code, see docs/format-checkpoints.md)."""
     from plait import engine
 
     output = plan_output(base, version_place(base, folder))
