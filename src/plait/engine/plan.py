@@ -15,8 +15,8 @@ from plait.methods.base import Grain, Where
 from plait.tensors import BLOCK
 from plait.types import TensorRef
 
-CHUNK = 2 * BLOCK
-"""Elements of a piece by default: the fp64 intermediates of one piece stay in the cache of a core."""
+CHUNK = BLOCK
+"""Elements of a piece by default: the intermediates of one piece stay near the core."""
 
 BATCH = 1 << 20
 """Elements of a job, about: large enough that handing it out costs nothing, small enough to stop soon."""

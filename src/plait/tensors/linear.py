@@ -34,6 +34,7 @@ class Linear:
         self._sum: Tensor | None = None
         self._weight = 0.0
         self._negative = factor < 0
+        self._double = False  # whether fp32 was too short for this chunk
         self._minus = _negative_zero(base)  # whether a -0.0 was seen anywhere
 
     @staticmethod
@@ -46,36 +47,48 @@ class Linear:
         if expert.dtype != self._base.dtype or abs(frexp(weight)[0]) != 0.5:
             return False
         self._minus = self._minus or _negative_zero(expert)
-        flags.lower()
-        if self._sum is None:
-            self._sum = expert.to(getattr(torch, _WIDER[str(expert.dtype)]))
-            if weight != 1.0:
-                self._sum.mul_(weight)
-        else:
-            self._sum.add_(expert, alpha=weight)
-        self._weight += weight
         self._negative = self._negative or weight < 0
-        return not flags.raised()
+        before = self._sum
+        if before is None:
+            self._sum = self._exactly(
+                lambda: expert.to(getattr(torch, _WIDER[str(expert.dtype)])).mul_(weight)
+            )
+        else:
+            self._sum = self._exactly(lambda: torch.add(self._wide(before), expert, alpha=weight))
+        self._weight += weight
+        return self._sum is not None
 
     def merged(self, dtype: torch.dtype) -> Tensor | None:
         """The merged chunk, rounded once. None: give up."""
-        if self._sum is None:
+        before, factor = self._sum, self._factor
+        if before is None:
             return None
+        if factor is not None and factor * self._weight == 1.0:  # the base cancels out
+            total = self._exactly(lambda: self._wide(before) * factor)
+            return self._rounded(total, dtype) if total is not None and _moderate(self._base) else None
+        shift = self._exactly(lambda: torch.sub(self._wide(before), self._base, alpha=self._weight))
+        if shift is None:
+            return None
+        if factor is not None:
+            total = self._exactly(lambda: (self._wide(shift) * factor).add_(self._base))
+            if total is not None:
+                return self._rounded(total, dtype)
+        return self._settled(shift, dtype)
+
+    def _exactly(self, act: Callable[[], Tensor]) -> Tensor | None:
+        """The result of an operation that rounded nowhere, in fp64 where fp32 was too short; None if it
+        rounds."""
         flags.lower()
-        shift, total = None, None
-        if self._factor is not None and self._factor * self._weight == 1.0:
-            total = self._sum * self._factor
-            if not _moderate(self._base):
-                return None
-        else:
-            shift = torch.sub(self._sum, self._base, alpha=self._weight)
-            if flags.raised():
-                return None
-            if self._factor is not None:
-                total = (shift * self._factor).add_(self._base)
-        if total is not None and not flags.raised():
-            return self._rounded(total, dtype)
-        return None if shift is None else self._settled(shift, dtype)
+        found = act()
+        if not flags.raised():
+            return found
+        if self._double or found.dtype == torch.float64:
+            return None
+        self._double = True
+        return self._exactly(act)
+
+    def _wide(self, values: Tensor) -> Tensor:
+        return values.to(torch.float64) if self._double else values
 
     def _rounded(self, total: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The exact merged values, rounded."""
