@@ -140,13 +140,14 @@ class FoldPass:
         quick = self.method.quick(base, self.outlook)
         if quick is None:
             return None
+        begun = False
         for member in self.enter:
             theirs = member.refs.get(where.name)
-            if theirs is None:
-                if self.method.facts.family == "additive":
-                    continue
-                return None
-            if not quick.take(desk.read(theirs, where.first, where.count, "expert"), member.weight):
+            if theirs is None and (not begun or self.method.facts.family == "additive"):
+                continue
+            begun = True
+            expert = base if theirs is None else desk.read(theirs, where.first, where.count, "expert")
+            if not quick.take(expert, member.weight):
                 return None
         return quick.merged(torch_dtype(place.dtype))
 

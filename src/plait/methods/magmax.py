@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
+from plait.methods.base import Facts, MemberFacts, Outlook, Part, Quick, Slot, State, TensorMethod, Where
 from plait.methods.ranges import finite
 from plait.tensors import Tensor, torch
+from plait.tensors.farthest import Farthest
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class MagMax(TensorMethod):
             return winner
         start = base.double()
         return start + (winner - start) * self.scale
+
+    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
+        return Farthest(base, self.scale) if Farthest.fits(base) else None
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:
         return self.scale == 1 and len(members) == 1 and members[0].weight == 1
