@@ -211,13 +211,9 @@ def test_numbers_too_large_or_not_finite_are_refused() -> None:
         with pytest.raises(RefusedInput, match=r"need magnitudes below 2\^52; look for overflow"):
             ExactSum(2, "F32").add(difference(torch.tensor([1.0, value]), base))
 
-    def add_thrice(total: ExactSum, x: Exact) -> None:
-        for _ in range(3):
-            total.add(x)
-
     total = ExactSum(2, "F32")
-    with pytest.raises(RefusedInput, match=r"reaches 4.5e\+15"):
-        add_thrice(total, difference(torch.tensor([1.0, 2.0**51]), base))
+    with pytest.raises(RefusedInput, match=r"reaches (4.5|6.7)\d*e\+15"):
+        add_many(total, difference(torch.tensor([1.0, 2.0**51]), base))
     for value in (float("nan"), float("inf"), float("-inf")):
         for weight in (1.0, 0.3, 0.5):
             with pytest.raises(NonFinite, match="holds NaN or infinity"):
@@ -250,9 +246,30 @@ def test_narrow_sums_hold_counts_and_weights_in_one_dense_bin() -> None:
     total.subtract(Exact.of(mask).times(0.3))
     total.subtract(Exact.of(mask.to(torch.int8)).times(40.0))
     assert total.value().double().tolist() == [1.0, 0.0, 1.0]
+    total.add(Exact.of(torch.tensor([2, 3, 4], dtype=torch.int8)).times(2.0**-41))
+    assert total.value().double().tolist() == [1.0 + 2**-40, 2 * 2**-40, 1.0 + 2 * 2**-40]
     for huge in (4096.0, 1e10, 1e300):
         with pytest.raises(RefusedInput):
             ExactSum(1, "F32", narrow=True).add(Exact.of(torch.tensor([huge], dtype=torch.float64)))
+
+
+def test_counts_beyond_any_small_integer() -> None:
+    total = ExactSum(2, "F32", narrow=True)
+    mask = Exact.of(torch.tensor([True, False]))
+    for _ in range(40_000):
+        total.add(mask.times(2.0**-4))
+    before = total.value()
+    total.subtract(mask.times(2.0**-4))
+    assert before.double().tolist() == [2500.0, 0.0]
+    assert total.value().double().tolist() == [2500.0 - 2**-4, 0.0]
+    assert reals(total.pack()[0][-40]) == [2500 - Fraction(1, 16), 0]
+    with pytest.raises(RefusedInput, match="must stay below 4096; use smaller weights"):
+        add_many(total, mask.times(64.0))
+
+
+def add_many(total: ExactSum, x: Exact) -> None:
+    for _ in range(40):
+        total.add(x)
 
 
 def test_base_is_told_from_its_equal() -> None:

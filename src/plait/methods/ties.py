@@ -95,8 +95,8 @@ class Ties(Sparsified):
         sign, weight = tau.sign(), _on_grid(part.weight)
         return {
             **sums,
-            "above": Exact.of((sign > 0).double() * weight),
-            "below": Exact.of((sign < 0).double() * weight),
+            "above": Exact.of(sign > 0).times(weight),
+            "below": Exact.of(sign < 0).times(weight),
         }
 
     def conclude(
@@ -124,15 +124,11 @@ class Ties(Sparsified):
         above = (sign > 0) | (positive.sign() == 0)
         up, down = positive.where(above), negative.where(sign < 0)
         if self.disjoint == "mean":
-            up = up.over(_or_one(state["above"].value().double()))
-            down = down.over(_or_one(state["below"].value().double()))
+            up = up.over(state["above"].value().double())
+            down = down.over(state["below"].value().double())
         return (up + down).times(self.scale)
 
 
 def _on_grid(weight: float) -> float:
     """|weight| as a multiple of 2^-40, the quantum of a narrow sum."""
     return round(abs(weight) * 2.0**40) / 2.0**40
-
-
-def _or_one(count: Tensor) -> Tensor:
-    return torch.where(count == 0, 1.0, count)

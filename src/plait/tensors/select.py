@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.tensors import BLOCK, Tensor, torch
-from plait.tensors.exact import Exact, round_once
+from plait.tensors.exact import Exact
 from plait.tensors.rounding import odd
 from plait.types import Answers, Survey, Where
 
@@ -26,13 +26,31 @@ BUCKETS = 64  # a block that would list more sends a histogram of so many bucket
 
 def keys(delta: Exact) -> Tensor:
     """|tau| rounded once to fp32, as int32 bit patterns; for chunks of an F64 base, of fp64 as int64."""
-    v = delta.double()
     if delta.bits == 53:
-        return v.abs().view(torch.int64)
-    if delta.tail is not None:
-        index = delta.tail.index
-        v = v.index_copy(0, index, odd(v[index], delta.tail.terms[0]))
-    return round_once(v.abs(), torch.float32).view(torch.int32)
+        return delta.double().abs().view(torch.int64)
+    single = _subtracted(delta)
+    if single is None:
+        v = delta.double()
+        if delta.tail is not None:
+            index = delta.tail.index
+            v = v.index_copy(0, index, odd(v[index], delta.tail.terms[0]))
+        single = v.to(torch.float32)  # v is exact, or rounded to odd
+    found = single.view(torch.int32).numpy()
+    found &= 0x7FFFFFFF
+    return single.view(torch.int32)
+
+
+def _subtracted(delta: Exact) -> Tensor | None:
+    """expert - base in fp32, rounded once, where both are of dtypes that fp32 holds."""
+    if len(delta.pieces) != 2:
+        return None
+    expert, base = delta.pieces
+    if (expert.coef, base.coef) != (1.0, -1.0) or base.seen is None:
+        return None
+    if torch.float64 in (expert.tensor.dtype, base.tensor.dtype):
+        return None
+    single = expert.tensor.to(torch.float32, copy=True)
+    return single.sub_(base.seen.wider(base.tensor, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -58,17 +76,16 @@ class Cut:
 
     def keep(self, keys: Tensor, where: Where) -> Tensor:
         """bool mask of the elements of a chunk that are kept. `keys`: what `keys` made of the chunk."""
-        found = widen(keys) if self.wide else keys
+        found = (widen(keys) if self.wide else keys).numpy()
         if self.last is None or where.name < self.last[0]:
-            return found >= self.threshold
+            return torch.from_numpy(found >= self.threshold)
         mask = found > self.threshold
         name, start, count = self.last
-        if where.name > name or where.first > start:
-            return mask
-        equal = torch.nonzero(found == self.threshold).view(-1)
-        before = int((equal < start - where.first).sum())
-        mask[equal[: before + count]] = True
-        return mask
+        if where.name == name and where.first <= start:
+            equal = (found == self.threshold).nonzero()[0]
+            before = int((equal < start - where.first).sum())
+            mask[equal[: before + count]] = True
+        return torch.from_numpy(mask)
 
 
 def widen(keys: Tensor) -> Tensor:

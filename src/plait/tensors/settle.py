@@ -82,7 +82,7 @@ def _sign_zeros(base: Tensor, shift: Exact, total: Tensor, out: Tensor) -> Tenso
         return out
     index = (magnitudes == 0).nonzero()[0]
     index = index[total.numpy()[index] == 0]
-    minus = negative_zero(base).numpy()[index]
+    minus = negative_zero(base[torch.from_numpy(index)]).numpy()
     if shift.z is not None:
         z = shift.z.numpy()[index]
         minus = (minus & (z == 0)) | (~minus & (z > 0))

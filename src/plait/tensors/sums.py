@@ -47,6 +47,7 @@ class ExactSum:
         self._low = ANY
         self._bound = 0.0
         self._pending: dict[int, Piece] = {}  # by id of the tensor
+        self._tallies: dict[float, tuple[Tensor, int]] = {}  # |factor| -> whole numbers (int16), additions
         self._bins: dict[int, Tensor] = {}
         self._own: set[int] = set()  # bins whose tensors may be written in place
         self._spills = 0
@@ -56,6 +57,9 @@ class ExactSum:
         """Add exactly. RefusedInput where a sum reaches 2^53 (2^12 if narrow), NonFinite where an addend is not
         a number; the sum is then of no use."""
         if self.narrow:
+            if len(x.pieces) == 1 and self._tally(x.pieces[0]):
+                self._check_narrow()
+                return
             x = x.round_to(-STEP)
         low, bound = x.claims()
         if x.tail is not None or not fits(min(low, self._low), bound + self._bound):
@@ -83,6 +87,7 @@ class ExactSum:
             rest = max(self._bound - sum(p.bound for p in self._pending.values()), 0.0) * 1.001
             pieces = [Piece(acc, 1.0, self._low, rest)]
             pieces += [p for p in self._pending.values() if p.coef != 0.0]
+            pieces += [_tallied(f, t.clone(), times) for f, (t, times) in self._tallies.items()]
             return Exact(None, None, self._z, 53, None, tuple(pieces))
         terms = [self._whole(), *(self._bins[e] for e in BINS if e in self._bins)]
         return Exact(*assemble(terms), self._z)
@@ -151,27 +156,30 @@ class ExactSum:
             )
             return
         if self._acc is None:
-            self._mine = p.coef != 1.0 or p.tensor.dtype != torch.float64
-            acc = p.tensor.to(torch.float64)
-            self._acc = acc if p.coef == 1.0 else acc * p.coef
+            self._mine = True
+            acc = p.tensor.to(torch.float64, copy=True)
+            self._acc = acc if p.coef == 1.0 else acc.mul_(p.coef)
             return
         if not self._mine:
             self._acc, self._mine = self._acc.clone(), True
         self._acc.add_(p.tensor, alpha=p.coef)  # exact, so one rounding or two make no difference
 
     def _whole(self) -> Tensor:
-        """The accumulator with all that was pending."""
+        """The accumulator with all that was pending or tallied."""
         pending, self._pending = self._pending, {}
+        tallies, self._tallies = self._tallies, {}
         if self._acc is None:
             self._acc, self._mine = torch.zeros(self.count, dtype=torch.float64), True
         for p in pending.values():
             if p.coef != 0.0:
                 self._collect(p, wait=False)
+        for factor, tally in tallies.items():
+            self._collect(_tallied(factor, *tally), wait=False)
         return self._acc
 
     def _tighten(self) -> None:
         """Learn the true bound of the accumulator."""
-        if self._acc is not None or self._pending:
+        if self._acc is not None or self._pending or self._tallies:
             self._bound = largest(self._whole())
             if self._bound == 0.0:
                 self._low = ANY
@@ -230,6 +238,26 @@ class ExactSum:
             carry(self._bins)
             self._spills = 0
 
+    def _tally(self, p: Piece) -> bool:
+        """Count small whole numbers that come with one factor, rather than add them up. False: not such numbers."""
+        if p.tensor.dtype != torch.int8 or p.coef == 0.0:
+            return False
+        most = round(p.bound / abs(p.coef))
+        factor = round(abs(p.coef) * 2.0**STEP) / 2.0**STEP
+        if most > 1 and factor != abs(p.coef):
+            return False  # each product must be rounded, not the factor
+        tally, times = self._tallies.get(factor, (None, 0))
+        if times + most > 32000:
+            self._whole()
+            tally, times = None, 0
+        if tally is None:
+            tally = torch.zeros(self.count, dtype=torch.int16)
+        whole = tally.numpy()
+        (whole.__iadd__ if p.coef > 0 else whole.__isub__)(p.tensor.numpy())
+        self._tallies[factor] = (tally, times + most)
+        self._low, self._bound = min(self._low, -STEP), self._bound + factor * most
+        return True
+
     def _check_narrow(self) -> None:
         if self._bound >= NARROW_LIMIT:
             self._tighten()
@@ -237,6 +265,10 @@ class ExactSum:
                 raise RefusedInput(
                     f"a sum of counts or weights is {self._bound:g}, it must stay below 4096; use smaller weights"
                 )
+
+
+def _tallied(factor: float, tally: Tensor, times: int) -> Piece:
+    return Piece(tally, factor, -STEP, factor * times)
 
 
 def _cut(x: Tensor, quantum: int) -> tuple[Tensor, Tensor]:
