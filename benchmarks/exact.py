@@ -82,7 +82,7 @@ def stored(name: str, base: Tensor, experts: list[Tensor]) -> float:
 def measure(work: Callable[[], object], count: int) -> float:
     work()
     best = float("inf")
-    for _ in range(max(5, (1 << 24) // count // 4)):
+    for _ in range(max(20, (1 << 24) // count)):
         start = thread_time()
         work()
         best = min(best, thread_time() - start)

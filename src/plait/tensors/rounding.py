@@ -114,12 +114,13 @@ def normal(terms: Sequence[Tensor]) -> list[Tensor]:
 
 
 def odd(value: Tensor, rest: Tensor) -> Tensor:
-    """`value` + `rest` rounded to odd, where `value` is that sum rounded to nearest: rounding the result again, to a
-    shorter dtype, rounds the exact sum once. fp32 or fp64, finite; only the sign of `rest` matters."""
-    whole = torch.int64 if value.dtype == torch.float64 else torch.int32
-    inward = torch.sign(rest) * torch.sign(value).to(rest.dtype) < 0
-    bits = value.view(whole)
-    return torch.where(rest != 0, (bits - inward.to(whole)) | 1, bits).view(value.dtype)
+    """`value` + `rest` rounded to odd, where `value` is that sum rounded to nearest: rounding the result again,
+    to a shorter dtype, rounds the exact sum once. fp32 or fp64, finite; only the sign of `rest` matters."""
+    near, lacking = value.numpy(), rest.numpy()
+    bits = near.view(f"int{8 * near.itemsize}")
+    some = lacking != 0
+    inward = ((lacking < 0) != (near < 0)) & some
+    return torch.from_numpy(((bits - inward) | some).view(near.dtype))
 
 
 def round_once(v: Tensor, dtype: torch.dtype, error: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -138,16 +139,18 @@ def round_once(v: Tensor, dtype: torch.dtype, error: Callable[[Tensor], Tensor] 
         some = _at_ties(v, single, dtype, error is None)
     if some is None or not some.any():
         return single.to(dtype)
-    index = torch.from_numpy(some.nonzero()[0])
+    index = some.nonzero()[0]
     if len(index):
-        exact = v[index]
+        at = torch.from_numpy(index)
+        near, held = single.numpy(), v.numpy()[index]
         if dtype == torch.float32:
-            single[index] = odd(exact, error(index)).to(dtype) if error else single[index]
+            fixed = odd(torch.from_numpy(held), error(at)).to(dtype) if error else single[at]
         else:
-            rest = exact - single[index]
+            rest = torch.from_numpy(held - near[index])
             if error is not None:
-                rest = torch.where(rest == 0, error(index), rest)
-            single[index] = odd(single[index], rest)
+                rest += error(at) * (rest == 0)
+            fixed = odd(torch.from_numpy(near[index]), rest)
+        near[index] = fixed.numpy()
     return single.to(dtype)
 
 

@@ -83,11 +83,12 @@ class ExactSum:
         """The sum. Later additions do not change it."""
         if not self._bins:
             self._mine = False
-            acc = self._acc if self._acc is not None else torch.zeros(self.count, dtype=torch.float64)
-            rest = max(self._bound - sum(p.bound for p in self._pending.values()), 0.0) * 1.001
-            pieces = [Piece(acc, 1.0, self._low, rest)]
-            pieces += [p for p in self._pending.values() if p.coef != 0.0]
+            pieces = [p for p in self._pending.values() if p.coef != 0.0]
             pieces += [_tallied(f, t.clone(), times) for f, (t, times) in self._tallies.items()]
+            if self._acc is not None or not pieces:
+                acc = self._acc if self._acc is not None else torch.zeros(self.count, dtype=torch.float64)
+                rest = max(self._bound - sum(p.bound for p in pieces), 0.0) * 1.001
+                pieces.insert(0, Piece(acc, 1.0, self._low, rest))
             return Exact(None, None, self._z, 53, None, tuple(pieces))
         terms = [self._whole(), *(self._bins[e] for e in BINS if e in self._bins)]
         return Exact(*assemble(terms), self._z)
