@@ -58,8 +58,6 @@ class Spectrum:
     def leading(self, share: float) -> int:
         """How many leading values together hold at most `share` of the sum of all. 0: none, 1: all of
         them."""
-        if share >= 1:
-            return len(self.values)
         mass = self.values.cumsum(0)
         return int((mass <= share * mass[-1]).sum()) if len(mass) else 0
 
