@@ -16,7 +16,8 @@ from plait.tensors.linear import Linear
 class Average(Sparsified):
     """base + sum_i w_i tau_i / sum_i w_i, with tau_i = expert_i - base.
 
-    One member of any weight gives that expert back. Cost: one read of each input.
+    One member of weight 1 comes back bit for bit; of another weight, up to the rounding of w * tau.
+    Cost: one read of each input.
     """
 
     facts: ClassVar[Facts] = Facts(
