@@ -19,6 +19,7 @@ from plait.types import Answers, Survey, Where
 NARROW_TOP = 0x7F800000  # bits of the fp32 infinity, above every finite key
 WIDE_TOP = 0x7FF0000000000000  # the same for fp64
 
+SAMPLED = 64  # blocks that a sample has at least, where there are so many
 SAMPLE = 1 << 22  # keys that all sampled blocks send together, about
 LISTED = 1 << 22  # keys that all blocks list together, about
 BUCKETS = 64  # a block that would list more sends a histogram of so many buckets instead
@@ -56,7 +57,10 @@ def _subtracted(delta: Exact) -> Tensor | None:
 @dataclass(frozen=True)
 class Cut:
     """What is kept: every key above `threshold`, and of the equal ones all where `last` is None, else those of
-    tensors before last[0] by name, those of last[0] before flat index last[1], and last[2] from there on."""
+    tensors before last[0] by name, those of last[0] before flat index last[1], and last[2] from there on.
+
+    Where last[2] is more than 1, last[1] is a multiple of BLOCK and they lie in that block.
+    """
 
     threshold: int
     wide: bool = False  # keys are fp64 patterns
@@ -75,7 +79,8 @@ class Cut:
         return cls(plain["threshold"], plain["wide"], (last[0], last[1], last[2]) if last else None)
 
     def keep(self, keys: Tensor, where: Where) -> Tensor:
-        """bool mask of the elements of a chunk that are kept. `keys`: what `keys` made of the chunk."""
+        """bool mask of the elements of a chunk that are kept. `keys`: what `keys` made of the chunk, which starts
+        at a multiple of BLOCK or, if the surveys of `largest` saw such chunks, at any row."""
         found = (widen(keys) if self.wide else keys).numpy()
         if self.last is None or where.name < self.last[0]:
             return torch.from_numpy(found >= self.threshold)
@@ -104,9 +109,10 @@ def answer(keys: Tensor, where: Where, ask: Any) -> Any:
     if ask["kind"] == "sample":
         return found[:: plan["step"]].copy()
     if ask["kind"] == "place":
-        if (where.name, where.first) != (plan["tensor"], plan["start"]):
+        skip = plan["start"] - where.first
+        if where.name != plan["tensor"] or not 0 <= skip < len(found):
             return None
-        return where.first + int((found == plan["key"]).nonzero()[0][plan["count"] - 1])
+        return plan["start"] + int((found[skip:] == plan["key"]).nonzero()[0][plan["count"] - 1])
     cuts = [where.first, *range((where.first // BLOCK + 1) * BLOCK, where.first + len(found), BLOCK)]
     ends = [*cuts[1:], where.first + len(found)]
     return [
@@ -120,12 +126,18 @@ def _count(found: Any, plan: Mapping[str, int]) -> tuple[int, int, int, Any]:
     import numpy as np
 
     low, high, cap = plan["low"], plan["high"], plan["cap"]
-    above = int(np.count_nonzero(found > high))
-    at_high = int(np.count_nonzero(found == high))
+    over = found > high
+    above = int(np.count_nonzero(over))
     if low == high:
-        return above, at_high, 0, None
-    at_low = int(np.count_nonzero(found == low))
-    inside = found[(found > low) & (found < high)]
+        return above, int(np.count_nonzero(found == high)), 0, None
+    held = over ^ (found >= low)
+    if np.count_nonzero(held) * 8 > len(found):  # many equal ones, and taking out a few is faster
+        at_high, at_low = int(np.count_nonzero(found == high)), int(np.count_nonzero(found == low))
+        inside = found[(found > low) & (found < high)]
+    else:
+        inside = found[held]
+        at_high, at_low = int(np.count_nonzero(inside == high)), int(np.count_nonzero(inside == low))
+        inside = inside[(inside != high) & (inside != low)]
     if len(inside) <= cap:
         return above, at_high, at_low, inside
     distinct, counts = np.unique(inside, return_counts=True)
@@ -221,7 +233,7 @@ class _Search:
 
     def learn_counts(self, answers: Answers) -> None:
         """Place the threshold, or narrow the search."""
-        segments = [(w.name, s) for w in self.tensors for _, a in answers[w.name] for s in a]
+        segments = [(w.name, s) for w in self.tensors for _, a in answers.get(w.name, []) for s in a]
         above = sum(s[1] for _, s in segments)
         at_high = sum(s[2] for _, s in segments)
         at_low = sum(s[3] for _, s in segments)
@@ -269,11 +281,14 @@ class _Search:
         equal = [(name, s[0], _equal(s, key, self.low, self.high)) for name, s in segments]
         if count == sum(e for _, _, e in equal):
             return
-        for name, start, number in equal:
+        ends = {w.name: w.count for w in self.tensors}
+        following = [(name, start) for name, start, _ in equal[1:]]
+        for (name, start, number), after in zip(equal, [*following, ("", 0)], strict=True):
             if count <= number:
                 self.cut = Cut(key, self.wide, (name, start, count))
-                if start % BLOCK:
-                    self.unplaced = (name, start, count)
+                end = after[1] if after[0] == name else ends[name]
+                if start % BLOCK or end != min(start + BLOCK, ends[name]):
+                    self.unplaced = (name, start, count)  # not a whole block: other chunks may divide it
                 return
             count -= number
 
@@ -329,10 +344,10 @@ def largest(
     todo = {s: v for s, v in searches.items() if v.cut is None}
     if todo:
         total = sum(v.size for v in todo.values())
-        stride = max(1, min(16, total // BLOCK // 64))
+        stride = max(1, min(16, total // BLOCK // SAMPLED))
         step = max(1, total // stride // SAMPLE) | 1
         plans = {s: {"wide": v.wide, "step": step} for s, v in todo.items()}
-        answers = yield Survey({"kind": "sample", "of": of, "scopes": plans}, stride)
+        answers = yield Survey({"kind": "sample", "of": of, "scopes": plans}, stride, _names(todo, searches))
         for v in todo.values():
             v.learn_sample(answers, step, stride)
     while todo:
@@ -342,19 +357,25 @@ def largest(
             s: {"wide": v.wide, "low": v.low, "high": v.high, "cap": 256 + int(4 * scale * v.inside * BLOCK)}
             for s, v in todo.items()
         }
-        answers = yield Survey({"kind": "count", "of": of, "scopes": plans})
+        answers = yield Survey({"kind": "count", "of": of, "scopes": plans}, only=_names(todo, searches))
         for v in todo.values():
             v.learn_counts(answers)
         todo = {s: v for s, v in todo.items() if v.cut is None}
     unplaced = {s: v for s, v in searches.items() if v.unplaced}
     if unplaced:
         plans = {s: _placing(v) for s, v in unplaced.items()}
-        answers = yield Survey({"kind": "place", "of": of, "scopes": plans})
+        only = tuple(v.unplaced[0] for v in unplaced.values() if v.unplaced)
+        answers = yield Survey({"kind": "place", "of": of, "scopes": plans}, only=only)
         for v in unplaced.values():
-            name, start, _ = v.unplaced or ("", 0, 0)
-            index = next(a for first, a in answers[name] if first == start)
+            name, _, _ = v.unplaced or ("", 0, 0)
+            index = next(a for _, a in answers[name] if a is not None)
             v.cut = Cut(v.cut.threshold if v.cut else 0, v.wide, (name, index, 1))
     return {s: v.cut for s, v in searches.items() if v.cut is not None}
+
+
+def _names(todo: Mapping[str, _Search], all_of: Mapping[str, _Search]) -> tuple[str, ...] | None:
+    """The tensors that are still searched, None where that is all."""
+    return None if len(todo) == len(all_of) else tuple(w.name for v in todo.values() for w in v.tensors)
 
 
 def _placing(search: _Search) -> dict[str, Any]:
