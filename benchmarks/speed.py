@@ -5,9 +5,10 @@
 A base and four experts (bf16, the shapes of a language model) are made in a temporary folder. In each round,
 all inputs are read by a plain loop into one 4 MB buffer and a file of the output's size is written (`io`),
 then every method merges the five files; rounds are interleaved, so that other load on the machine meets all
-alike, and medians are compared. `ratio` is wall time over that of `io`; `cpu` is processor seconds. Peak
-memory is that of a child process, above the interpreter with torch and plait imported. `growth` adds and
-removes one member of a line of N small members.
+alike, and medians are compared. `ratio` is wall time over that of `io`; `cpu` is processor seconds; `by cpu`
+is what the ratio would be if nothing else ran: processor seconds shared among the workers, over those of
+`io`. Peak memory is that of a child process, above the interpreter with torch and plait imported. `growth`
+adds and removes one member of a line of N small members.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ def growth(folder: Path, counts: tuple[int, ...] = (1, 10, 50, 200)) -> dict[str
 
 def run(folder: Path, elements: int, repeats: int, methods: list[str]) -> dict[str, Any]:
     """All measurements, as one table that survives JSON."""
+    from plait import engine
+
     paths = make_inputs(folder, elements)
     out = folder / "out.safetensors"
     acts: dict[str, Callable[[], None]] = {"io": lambda: read_and_write(paths, out)}
@@ -208,10 +211,12 @@ def run(folder: Path, elements: int, repeats: int, methods: list[str]) -> dict[s
                 times[name].append(once)
     rows = {}
     for name, taken in times.items():
+        workers = engine.Settings().workers if name != "io" else 1
         rows[name] = {
             "seconds": median(wall for wall, _ in taken),
             "cpu": median(cpu for _, cpu in taken),
             "ratio": median(wall / io for (wall, _), (io, _) in zip(taken, times["io"], strict=True)),
+            "cpu_ratio": median(c / workers / io for (_, c), (_, io) in zip(taken, times["io"], strict=True)),
             "target": TARGETS.get(name),
             "peak_mb": peak_memory(name, paths, out) if name != "io" else None,
         }
@@ -233,11 +238,12 @@ def show(found: dict[str, Any]) -> None:
         f"{found['input_bytes'] / 1e9:.2f} GB in, {found['output_bytes'] / 1e9:.2f} GB out, {found['cores']} cores, "
         f"load {found['load']:.1f}, medians of {found['repeats']} interleaved rounds"
     )
-    print(f"{'':18} {'seconds':>8} {'cpu':>8} {'ratio':>7} {'target':>7} {'peak MB':>8}")
+    print(f"{'':18} {'seconds':>8} {'cpu':>8} {'ratio':>7} {'by cpu':>7} {'target':>7} {'peak MB':>8}")
     for name, row in found["rows"].items():
         target = "" if row["target"] is None else f"{row['target']:.1f}"
         peak = "" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}"
-        print(f"{name:18} {row['seconds']:8.3f} {row['cpu']:8.3f} {row['ratio']:7.2f} {target:>7} {peak:>8}")
+        figures = f"{row['seconds']:8.3f} {row['cpu']:8.3f} {row['ratio']:7.2f} {row['cpu_ratio']:7.2f}"
+        print(f"{name:18} {figures} {target:>7} {peak:>8}")
     print("members            add       remove   (seconds, average of 1 Mi elements)")
     for count, row in found["growth"].items():
         print(f"{count:>7} {row['add']:14.4f} {row['remove']:12.4f}")

@@ -15,7 +15,7 @@ from plait.methods.base import Grain, Where
 from plait.tensors import BLOCK
 from plait.types import TensorRef
 
-CHUNK = BLOCK
+CHUNK = 2 * BLOCK
 """Elements of a piece by default: the intermediates of one piece stay near the core."""
 
 BATCH = 1 << 20

@@ -9,10 +9,12 @@ nearly all chunks pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import frexp
 
 from plait.tensors import Tensor, flags, torch
-from plait.tensors.exact import Exact, round_once, settle
+from plait.tensors.exact import Exact
+from plait.tensors.rounding import round_once, two_sum
 
 _WIDER = {"torch.bfloat16": "float32", "torch.float16": "float32", "torch.float32": "float64"}
 _LARGE = 2.0**48
@@ -106,8 +108,17 @@ class Linear:
         """The exact shift, multiplied and added as exact arithmetic does it."""
         if not _moderate(shift):
             return None
-        out = settle(self._base, self._finish(Exact(shift.to(torch.float64))), dtype)
+        change = self._finish(Exact(shift.to(torch.float64)))
+        if change.tail is not None:
+            return None
+        base, add = self._base.to(torch.float64), change.double()
+        out = round_once(base + add, dtype, partial(_lost, base, add))
         return None if self._minus and not bool(out.all()) else out
+
+
+def _lost(base: Tensor, add: Tensor, index: Tensor) -> Tensor:
+    """What fl64(base + add) lacks of the sum, at some elements."""
+    return two_sum(base[index], add[index])[1]
 
 
 def _negative_zero(values: Tensor) -> bool:
