@@ -11,7 +11,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plait.tensors import BLOCK, Tensor, torch
+from plait.tensors import BLOCK as BLOCK
+from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact
 from plait.tensors.rounding import odd
 from plait.types import Answers, Survey, Where
@@ -22,6 +23,7 @@ WIDE_TOP = 0x7FF0000000000000  # the same for fp64
 SAMPLED = 64  # blocks that a sample has at least, where there are so many
 SAMPLE = 1 << 22  # keys that all sampled blocks send together, about
 LISTED = 1 << 22  # keys that all blocks list together, about
+LEAST = 256  # keys that any block may list
 BUCKETS = 64  # a block that would list more sends a histogram of so many buckets instead
 
 
@@ -133,9 +135,10 @@ def _count(found: Any, plan: Mapping[str, int]) -> tuple[int, int, int, Any]:
     held = over ^ (found >= low)
     if np.count_nonzero(held) * 8 > len(found):  # many equal ones, and taking out a few is faster
         at_high, at_low = int(np.count_nonzero(found == high)), int(np.count_nonzero(found == low))
-        inside = found[(found > low) & (found < high)]
+        held = (found > low) & (found < high)
+        inside = found[held.nonzero()[0]]
     else:
-        inside = found[held]
+        inside = found[held.nonzero()[0]]  # faster than by the mask itself
         at_high, at_low = int(np.count_nonzero(inside == high)), int(np.count_nonzero(inside == low))
         inside = inside[(inside != high) & (inside != low)]
     if len(inside) <= cap:
@@ -166,69 +169,73 @@ class _Search:
         self.size = sum(w.count for w in tensors)
         self.k = k
         self.wide = any(w.dtype == "F64" for w in tensors)
-        self.floor, self.ceiling = 0, (WIDE_TOP if self.wide else NARROW_TOP) - 1
+        self.limit = WIDE_TOP if self.wide else NARROW_TOP
+        self.floor, self.ceiling = 0, self.limit - 1
         self.low, self.high = self.floor, self.ceiling
         self.inside = 1.0  # expected share of keys strictly inside the bracket
         self.tries = 0
-        self.sample: tuple[Any, Any, float] | None = (
-            None  # sorted keys, their shares cumulated from above, spread
-        )
+        self.sample: list[tuple[Any, float]] = []  # sorted keys of a tensor, the weight of each
+        self.spread = 0.0  # how far the sample's shares may be from the truth
         self.cut: Cut | None = None
         self.unplaced: tuple[str, int, int] | None = None
         if k <= 0 or k >= self.size:
             self.cut = Cut(self.ceiling + 1 if k <= 0 else 0, self.wide)
 
-    def blocks(self) -> int:
-        return sum(-(-w.count // BLOCK) for w in self.tensors)
-
-    def learn_sample(self, answers: Answers, step: int, stride: int) -> None:
+    def learn_sample(self, answers: Answers, stride: int) -> None:
         """Weigh the sampled keys of each tensor by its size, and find how much the share of large keys varies
         from block to block."""
         import numpy as np
 
-        parts, weights, owners = [], [], 0
+        blocks: list[tuple[Any, float]] = []  # keys, weight of one
         for w in self.tensors:
-            found = [a for _, a in answers.get(w.name, []) if a is not None and len(a)]
-            for a in found:
-                parts.append(a)
-                weights.append(w.count / self.size / sum(len(b) for b in found))
-                owners += len(a)
-        if not parts:
+            parts = [a for _, a in answers.get(w.name, []) if a is not None and len(a)]
+            if parts:
+                weight = w.count / self.size / sum(map(len, parts))
+                self.sample.append((np.sort(np.concatenate(parts)), weight))
+                blocks += [(a, weight) for a in parts]
+        keys = sum(len(a) for a, _ in blocks)
+        if not keys:
             return
-        values = np.concatenate(parts).astype(np.int64)
-        shares = np.repeat(weights, [len(a) for a in parts])
-        order = np.argsort(-values, kind="stable")
-        values, cumulated = values[order], np.cumsum(shares[order])
         p = self.k / self.size
-        middle = values[min(int(np.searchsorted(cumulated, p)), len(values) - 1)]
-        spread = 2 / owners
-        if owners < self.size:
-            block_weights = np.array([w * len(a) for w, a in zip(weights, parts, strict=True)])
-            block_shares = np.array([np.mean(a >= middle) for a in parts])
-            around = float(block_weights @ block_shares)
-            between = float(np.sum((block_weights * (block_shares - around)) ** 2)) ** 0.5
-            alone = 0.1 * (p * (1 - p)) ** 0.5 / len(parts) if stride > 1 else 0.0
-            spread = 3 * max(between, alone) + 4 * (p * (1 - p) / owners) ** 0.5 + 2 / owners
-        self.sample = (values, cumulated, spread)
+        self.spread = 2 / keys
+        if keys < self.size:
+            middle = self.quantile(p)
+            weights = np.array([len(a) * weight for a, weight in blocks])
+            shares = np.array([np.count_nonzero(a >= middle) / len(a) for a, _ in blocks])
+            between = float(np.sum((weights * (shares - weights @ shares)) ** 2)) ** 0.5
+            few = 0.04 * (p * (1 - p)) ** 0.5 / len(blocks) if stride > 1 else 0.0
+            self.spread += 3 * max(between, few) + 4 * (p * (1 - p) / keys) ** 0.5
         self.aim()
+
+    def quantile(self, share: float) -> int:
+        """The largest key that at least `share` of the sample reaches, 0 where none does."""
+        low, high = 0, self.limit
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.reached(middle) >= share:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def reached(self, key: int) -> float:
+        """The share of the sample that is at least `key`."""
+        import numpy as np
+
+        return sum(
+            float(len(a) - np.searchsorted(a, a.dtype.type(key))) * weight for a, weight in self.sample
+        )
 
     def aim(self) -> None:
         """Choose the next bracket inside [floor, ceiling]: from the sample twice, then all of it."""
-        import numpy as np
-
         self.low, self.high, self.inside = self.floor, self.ceiling, 1.0
-        if self.sample is not None and self.tries < 2:
-            values, cumulated, spread = self.sample
-            p, spread = self.k / self.size, spread * 4**self.tries
-            first = min(int(np.searchsorted(cumulated, p - spread)), len(values) - 1)
-            last = min(int(np.searchsorted(cumulated, p + spread)), len(values) - 1)
-            high, low = int(values[first]), int(values[last])
+        if self.sample and self.tries < 2:
+            p, spread = self.k / self.size, self.spread * 4**self.tries
             if p - spread > 0:
-                self.high = max(min(high, self.ceiling), self.floor)
+                self.high = max(min(self.quantile(p - spread), self.ceiling), self.floor)
             if p + spread < 1:
-                self.low = min(max(low, self.floor), self.high)
-            held = (values > self.low) & (values < self.high)
-            self.inside = float(np.mean(held)) + 1e-4
+                self.low = min(max(self.quantile(p + spread), self.floor), self.high)
+            self.inside = max(self.reached(self.low + 1) - self.reached(self.high), 0.0) + 1e-4
         self.tries += 1
 
     def learn_counts(self, answers: Answers) -> None:
@@ -281,14 +288,11 @@ class _Search:
         equal = [(name, s[0], _equal(s, key, self.low, self.high)) for name, s in segments]
         if count == sum(e for _, _, e in equal):
             return
-        ends = {w.name: w.count for w in self.tensors}
-        following = [(name, start) for name, start, _ in equal[1:]]
-        for (name, start, number), after in zip(equal, [*following, ("", 0)], strict=True):
+        for name, start, number in equal:
             if count <= number:
                 self.cut = Cut(key, self.wide, (name, start, count))
-                end = after[1] if after[0] == name else ends[name]
-                if start % BLOCK or end != min(start + BLOCK, ends[name]):
-                    self.unplaced = (name, start, count)  # not a whole block: other chunks may divide it
+                if any(at % BLOCK for tensor, at, _ in equal if tensor == name):
+                    self.unplaced = (name, start, count)  # other chunks may divide the block
                 return
             count -= number
 
@@ -319,6 +323,10 @@ def _pick(listed: list[Any], k: int) -> tuple[int, int]:
     """The k-th largest of the listed keys, and how many are larger."""
     import numpy as np
 
+    if not any(isinstance(a, tuple) for a in listed):
+        values = np.concatenate(listed)
+        key = int(np.partition(values, len(values) - k)[len(values) - k])
+        return key, int(np.count_nonzero(values > key))
     values = np.concatenate([a[0] if isinstance(a, tuple) else a for a in listed])
     counts = np.concatenate([a[1] if isinstance(a, tuple) else np.ones(len(a), np.uint32) for a in listed])
     order = np.argsort(values, kind="stable")[::-1]
@@ -349,12 +357,17 @@ def largest(
         plans = {s: {"wide": v.wide, "step": step} for s, v in todo.items()}
         answers = yield Survey({"kind": "sample", "of": of, "scopes": plans}, stride, _names(todo, searches))
         for v in todo.values():
-            v.learn_sample(answers, step, stride)
+            v.learn_sample(answers, stride)
     while todo:
         expected = sum(v.inside * v.size for v in todo.values())
         scale = min(1.0, LISTED / max(expected, 1.0))
         plans = {
-            s: {"wide": v.wide, "low": v.low, "high": v.high, "cap": 256 + int(4 * scale * v.inside * BLOCK)}
+            s: {
+                "wide": v.wide,
+                "low": v.low,
+                "high": v.high,
+                "cap": LEAST + int(4 * scale * v.inside * BLOCK),
+            }
             for s, v in todo.items()
         }
         answers = yield Survey({"kind": "count", "of": of, "scopes": plans}, only=_names(todo, searches))
