@@ -228,8 +228,8 @@ class Exact:
             claims = (min(mine[0], its[0]), mine[1] + its[1])
             if fits(*claims) and self.tail is None and other.tail is None:
                 return Exact(self.main + other.main, None, z, bits, claims)
-        s, e = two_sum(self.main, other.main)
-        return Exact(*assemble([s, e, *spread(self), *spread(other)]), z, bits, claims)
+        terms = [self.main, other.main, *spread(self), *spread(other)]
+        return Exact(*add_up(terms), z, bits, claims)
 
     def round_bits(self, bits: int) -> Exact:
         """fl64(self) rounded to nearest even to `bits` significant bits."""
@@ -269,17 +269,21 @@ def spread(x: Exact) -> list[Tensor]:
     return [torch.zeros_like(x.main).index_copy_(0, x.tail.index, t) for t in x.tail.terms]
 
 
-def assemble(terms: list[Tensor]) -> tuple[Tensor, Tail | None]:
-    """Main and tail of the exact sum of fp64 tensors. Where all but the first are 0, the first is the sum."""
-    main = terms[0]
-    some = terms[1].numpy() != 0
+def add_up(terms: list[Tensor]) -> tuple[Tensor, Tail | None]:
+    """Main and tail of the exact sum of fp64 tensors."""
+    if len(terms) == 1:
+        return terms[0], None
+    main, lost = two_sum(terms[0], terms[1])
+    some = lost.numpy() != 0
     for t in terms[2:]:
         some |= t.numpy() != 0
     if not some.any():
         return main, None
     index = torch.from_numpy(some.nonzero()[0])
-    parts = normal([t[index] for t in terms])
-    main = main.index_copy(0, index, parts[0])
+    if len(terms) == 2:
+        return main, Tail(index, (lost[index],))
+    parts = normal([main[index], lost[index], *(t[index] for t in terms[2:])])
+    main[index] = parts[0]
     return main, Tail(index, tuple(parts[1:])) if len(parts) > 1 else None
 
 
@@ -313,8 +317,8 @@ def difference(expert: Tensor, base: Tensor, scans: tuple[Scan, Scan] | None = N
         theirs = Piece(expert, 1.0, of_expert.low, of_expert.bound)
         ours = Piece(base, -1.0, of_base.low, of_base.bound, of_base)
         return Exact(None, None, z, bits, None, (theirs, ours))
-    d, e = two_sum(expert.to(torch.float64), of_base.wider(base, torch.float64).neg())
-    return Exact(*assemble([d, e]), z, bits, (low, bound))
+    terms = [expert.to(torch.float64), of_base.wider(base, torch.float64).neg()]
+    return Exact(*add_up(terms), z, bits, (low, bound))
 
 
 def negative_zero(t: Tensor) -> Tensor:

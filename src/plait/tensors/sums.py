@@ -11,7 +11,7 @@ from math import frexp
 from plait.errors import NonFinite, RefusedInput
 from plait.tensors import Tensor, torch
 from plait.tensors.bins import BINS, STEP, carry, digits, last_bit, refuse
-from plait.tensors.real import Exact, Piece, assemble, fits, largest
+from plait.tensors.real import Exact, Piece, Tail, add_up, fits, largest
 from plait.tensors.rounding import ANY, power
 
 Dense = dict[int, Tensor]
@@ -48,7 +48,9 @@ class ExactSum:
         self._bound = 0.0
         self._pending: dict[int, Piece] = {}  # by id of the tensor
         self._tallies: dict[float, tuple[Tensor, int]] = {}  # |factor| -> whole numbers (int16), additions
-        self._bins: dict[int, Tensor] = {}
+        self._rest: Tensor | None = None  # a second accumulator, for what is cut off the first
+        self._rest_low, self._rest_bound = ANY, 0.0
+        self._bins: dict[int, Tensor] = {}  # digits, for what fits neither
         self._own: set[int] = set()  # bins whose tensors may be written in place
         self._spills = 0
         self._z: Tensor | None = None
@@ -81,7 +83,7 @@ class ExactSum:
 
     def value(self) -> Exact:
         """The sum. Later additions do not change it."""
-        if not self._bins:
+        if not self._bins and self._rest is None:
             self._mine = False
             pieces = [p for p in self._pending.values() if p.coef != 0.0]
             pieces += [_tallied(f, t.clone(), times) for f, (t, times) in self._tallies.items()]
@@ -91,19 +93,24 @@ class ExactSum:
                 pieces.insert(0, Piece(acc, 1.0, self._low, rest))
             return Exact(None, None, self._z, 53, None, tuple(pieces))
         terms = [self._whole(), *(self._bins[e] for e in BINS if e in self._bins)]
-        return Exact(*assemble(terms), self._z)
+        if self._rest is not None:
+            terms.insert(1, self._rest)
+        self._mine = False
+        return Exact(*add_up(terms), self._z)
 
     def pack(self) -> tuple[Dense, Sparse]:
         """The canonical form: dense {bin: (count,) fp64}, sparse {bin or "z": (int64 index, fp64 value)}.
         Equal sums have equal bytes, whatever the route. Only bin 0 of a sparse one may be as large as 2^53."""
         acc = self._whole()
         first, *others = dense_bins(self.dtype, self.narrow)
-        if self.narrow or (not self._bins and self._low >= first and largest(acc) < 2.0 ** (first + 39)):
+        plain = not self._bins and self._rest is None and self._low >= first
+        if self.narrow or (plain and largest(acc) < 2.0 ** (first + 39)):
             bins = {first: acc}
         else:
             bins = dict(self._bins)
-            for e, part in digits(acc):
-                bins[e] = bins[e] + part if e in bins else part
+            for term in (acc, self._rest):
+                for e, part in digits(term) if term is not None else ():
+                    bins[e] = bins[e] + part if e in bins else part
             carry(bins)
         dense: Dense = {}
         for e in (first, *others):
@@ -129,22 +136,20 @@ class ExactSum:
         return out
 
     def _gather_bins(self) -> None:
-        """Move the digits down to bin -40 or lower into the accumulator, as far as it can hold them."""
+        """Move digits into the accumulators, from the top bin down, as far as these can hold them."""
         for e in BINS:
-            digit = self._bins.get(e)
-            if digit is None:
-                continue
-            top = largest(digit)
-            if top == 0.0:
-                del self._bins[e]
+            digit = self._bins.pop(e, None)
+            top = 0.0 if digit is None else largest(digit)
+            if digit is None or top == 0.0:
                 continue
             low = e if e >= -STEP else last_bit(digit, e)
-            if not fits(min(low, self._low), top + self._bound):
+            if self._rest is None and fits(min(low, self._low), top + self._bound):
+                self._low, self._bound = min(low, self._low), top + self._bound
+                self._mine = self._acc is not None
+                self._acc = digit if self._acc is None else self._acc + digit
+            elif not self._keep_rest(digit, low, top):
+                self._bins[e] = digit
                 return
-            self._low, self._bound = min(low, self._low), top + self._bound
-            self._mine = self._acc is not None
-            self._acc = digit if self._acc is None else self._acc + digit
-            del self._bins[e]
 
     def _collect(self, p: Piece, wait: bool) -> None:
         """Take a piece into the accumulator; with `wait`, only note how often its tensor is to be added."""
@@ -196,30 +201,56 @@ class ExactSum:
         acc = self._whole()
         top = size + self._bound
         cut = max(frexp(top)[1] + HEADROOM - 52, -1000)
+        low, half = x.claims()[0], power(cut - 1)
         if self._low < cut:
             self._acc, rest = _cut(acc, cut)
             self._mine = True
-            self._spill(rest)
+            self._spill(rest, self._low, half)
         upper, rest = _cut(main, cut)
-        self._spill(rest)
+        self._spill(rest, low, half)
         self._low, self._bound = cut, top * 1.01 + power(cut)
         self._collect(Piece(upper, 1.0, cut, size), wait=False)
-        if x.tail is not None:
-            for t in x.tail.terms:
-                self._spill_at(x.tail.index, t)
+        tail = x.tail or Tail(torch.zeros(0, dtype=torch.int64), ())
+        for term in tail.terms:
+            if 4 * len(term) > self.count:
+                whole = torch.zeros(self.count, dtype=torch.float64).index_copy_(0, tail.index, term)
+                self._spill(whole, low, largest(term))
+            else:
+                self._spill_at(tail.index, term)
         if self._bound >= 2.0**51:
             size = largest(self._whole())
             if not size < 2.0**52:
                 raise refuse(size)
 
-    def _spill(self, rest: Tensor) -> None:
+    def _spill(self, rest: Tensor, low: int, bound: float) -> None:
+        """Add to the second accumulator or to the digits."""
+        import numpy as np
+
         some = rest.numpy() != 0
-        index = some.nonzero()[0]
-        if len(index) > self.count // 4:
+        count = int(np.count_nonzero(some))
+        if count == 0:
+            return
+        if 4 * count > self.count:
+            if self._keep_rest(rest, low, bound):
+                return
+            if self._rest is not None:  # make room
+                self._spill_at(None, self._rest)
+                self._rest, self._rest_low, self._rest_bound = None, ANY, 0.0
+                if self._keep_rest(rest, low, bound):
+                    return
             self._spill_at(None, rest)
-        elif len(index):
-            at = torch.from_numpy(index)
+        else:
+            at = torch.from_numpy(some.nonzero()[0])
             self._spill_at(at, rest[at])
+
+    def _keep_rest(self, rest: Tensor, low: int, bound: float) -> bool:
+        """Take into the second accumulator what it can hold."""
+        low, bound = min(low, self._rest_low), bound + self._rest_bound
+        if not fits(low, bound):
+            return False
+        self._rest = rest if self._rest is None else self._rest + rest
+        self._rest_low, self._rest_bound = low, bound
+        return True
 
     def _spill_at(self, index: Tensor | None, values: Tensor) -> None:
         """Add values (at `index`, each place once) to the digits."""
