@@ -1,4 +1,4 @@
-"""plait: one model made of many. Merge fine-tuned checkpoints in a stream; take any of them out again, byte for byte."""
+"""plait: one model made of many. Merge fine-tuned checkpoints in a stream; take any out again, byte for byte."""
 
 from __future__ import annotations
 

@@ -165,8 +165,10 @@ class _Account:
         """The expert lacks a tensor: it fits only if the base has the same bytes under another name."""
         found = None
         if ref.mergeable and len(self.apart) < _TIES:
-            ours = self.base.tensors
-            found = twin(ref, [o for o in ours.values() if o.shape == ref.shape and o.name in self.names])
+            shared = self.names.keys() - self.private.keys()
+            found = twin(
+                ref, [o for o in self.base.tensors.values() if o.shape == ref.shape and o.name in shared]
+            )
         if found is None:
             self.problems[name] = f"{_kind(ref)} is in the base, not in the expert"
             self.apart.append(name)
@@ -181,7 +183,7 @@ class _Account:
         ref = self._theirs(name)
         same: list[TensorRef] = []
         if ref.mergeable and len(self.extra) < _TIES:
-            fitting = [n for n in self.names if n in self.base.tensors]
+            fitting = [n for n in self.names if n in self.base.tensors and n not in self.private]
             same = [self._theirs(n) for n in fitting if self.expert.tensors[self.names[n]].shape == ref.shape]
         found = twin(ref, same)
         if found is not None:
