@@ -44,8 +44,9 @@ def base_tensors(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensors:
         "frozen": torch.randn(100),
     }
     tensors = {name: t.to(dtype) for name, t in tensors.items()}
-    tensors["rows"][3, :9] = 0.0
-    tensors["rows"][3, 4] = -0.0
+    for row in (3, 650):  # in the first block and in the last
+        tensors["rows"][row, :9] = 0.0
+        tensors["rows"][row, 4] = -0.0
     return tensors
 
 
@@ -60,8 +61,9 @@ def expert_of(base: Mapping[str, Tensor], seed: int, leave: Sequence[str] = ("fr
         moved = (t.double() + 0.02 * torch.randn(t.shape, dtype=torch.float64)).to(t.dtype)
         kept = torch.rand(t.shape) < 0.1
         expert[name] = torch.where(kept, t, moved)
-    expert["rows"][3, 2 + seed % 3] = -0.0
-    expert["rows"][3, 6] = 1e-30
+    for row in (r for r in (3, 650) if r < len(base["rows"])):
+        expert["rows"][row, 2 + seed % 3] = -0.0
+        expert["rows"][row, 6] = 1e-30
     return expert
 
 

@@ -19,7 +19,7 @@ from plait.methods.task_arithmetic import TaskArithmetic
 from plait.tensors import BLOCK
 from tests.engine import toys
 from tests.engine.files import Bench, Tensors, all_same, base_tensors, expert_of, same, save, state_bytes
-from tests.engine.toys import Last, Normed, Only
+from tests.engine.toys import First, Normed, Only
 
 METHODS: list[TensorMethod] = [
     Average(),
@@ -221,13 +221,13 @@ def test_a_nonfinite_base_is_refused_or_kept(tmp_path: Path) -> None:
 def test_a_fold_steps_with_the_base_once_a_tensor_has_a_state(bench: Bench, tmp_path: Path) -> None:
     unchanged = replace(bench.members[1], refs={"rows": bench.members[1].refs["rows"]})
     members = [replace(unchanged, task="before"), bench.members[0], unchanged]
-    found, _ = bench.merge(Last(), members)
+    found, _ = bench.merge(First(), members)
     assert torch.equal(found["rows"].double(), (bench.experts[1]["rows"].double() + 3).bfloat16().double())
-    assert torch.equal(found["small"].double(), (bench.tensors["small"].double() + 2).bfloat16().double())
+    assert torch.equal(found["small"].double(), (bench.experts[0]["small"].double() + 2).bfloat16().double())
     assert same(found["frozen"], bench.tensors["frozen"])
     # the same from a state: tensors that nobody changed so far begin with the first who does
-    bench.merge(Last(), members[:1], new_state=tmp_path / "one", output=False)
-    again, _ = bench.merge(Last(), members, enter=members[1:], state=tmp_path / "one")
+    bench.merge(First(), members[:1], new_state=tmp_path / "one", output=False)
+    again, _ = bench.merge(First(), members, enter=members[1:], state=tmp_path / "one")
     assert all_same(again, found)
 
 

@@ -38,6 +38,11 @@ def test_the_callers_threads_are_kept_and_jobs_have_one() -> None:
         inside = run(JOBS, lambda job, desk: torch.get_num_threads(), 2)
         assert set(inside) == {1}
         assert torch.get_num_threads() == 3
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3]  # also for threads that the caller starts afterwards
         with pytest.raises(KeyError):
             run(JOBS, lambda job, desk: {"a": 1}[str(job.index)], 2)
         assert torch.get_num_threads() == 3
@@ -56,13 +61,14 @@ def test_denormals_are_kept_whatever_the_caller_chose() -> None:
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.parametrize("failing", [(5,), (5, 6, 7)])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_exception_stops_the_plan_and_is_raised_once(workers: int) -> None:
+def test_an_exception_stops_the_plan_and_is_raised_once(workers: int, failing: tuple[int, ...]) -> None:
     done: list[int] = []
     lock = threading.Lock()
 
     def act(job: Job, desk: Desk) -> None:
-        if job.index in (5, 6, 7):
+        if job.index in failing:
             raise ValueError(f"job {job.index}")
         time.sleep(0.001)
         with lock:

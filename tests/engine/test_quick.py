@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait.engine import Settings
 from plait.engine.state import blank
-from plait.errors import RefusedInput
+from plait.errors import NonFinite, RefusedInput
 from plait.methods.average import Average
 from plait.methods.base import MemberFacts, Outlook, Part, State, TensorMethod, Where
 from plait.methods.magmax import MagMax
@@ -29,7 +29,7 @@ METHODS: list[TensorMethod] = [
     TaskArithmetic(1.0),
     TaskArithmetic(0.3),
     TaskArithmetic(-0.5),
-    TaskArithmetic(-2.0),
+    TaskArithmetic(-1.0),
     MagMax(),
     MagMax(1.0),
     MagMax(-0.3),
@@ -133,6 +133,45 @@ def test_the_short_way_never_differs(
         assert any(float(t.double().abs().max()) >= 2.0**48 for t in (base, *experts))
         return
     assert same(found, want)
+
+
+NAN, TINY = float("nan"), 2.0**-60
+
+
+@pytest.mark.parametrize(
+    ("method", "base", "experts", "weights", "want"),
+    [
+        (TaskArithmetic(1.0), 0.0, [1.0, TINY, -1.0], [1.0, 1.0, 1.0], TINY),  # lost where a sum is rounded
+        (TaskArithmetic(1.0), 1.0, [1.0, TINY], [0.5, 0.5], 0.5),
+        (TaskArithmetic(-1.0), 0.0, [0.0, 0.0], [1.0, -2.0], 0.0),  # not -0.0
+        (TaskArithmetic(1.0), 1.0, [-0.0], [1.0], -0.0),
+        (Average(), 0.0, [-0.0, 0.0], [1.0, 1.0], -0.0),
+        (Average(), NAN, [1.0, 2.0], [1.0, 1.0], NonFinite),
+        (Average(), 1.0, [NAN, 2.0], [1.0, 1.0], NonFinite),
+        (TaskArithmetic(0.3), 1.0, [NAN], [1.0], NonFinite),
+        (MagMax(), NAN, [1.0], [1.0], NonFinite),
+        (MagMax(), 1.0, [NAN, 2.0], [1.0, 1.0], NonFinite),
+        (MagMax(1.0), 2.0**-30, [-1.0, 1.0], [1.0, 1.0], -1.0),  # the farther by 2^-29
+        (MagMax(1.0), 0.0, [-1.0, 1.0], [1.0, 1.0], 1.0),  # a tie: the later
+        (MagMax(1.0), 0.0, [-0.0], [1.0], -0.0),
+    ],
+)
+def test_awkward_elements(
+    method: TensorMethod,
+    base: float,
+    experts: list[float],
+    weights: list[float],
+    want: float | type[NonFinite],
+) -> None:
+    start = torch.tensor([0.5, base, 0.5]).bfloat16()
+    others = [torch.tensor([0.5, e, 0.5]).bfloat16() for e in experts]
+    found = short_way(method, start, others, weights, torch.bfloat16)
+    if isinstance(want, type):
+        assert found is None  # the engine's long way refuses by name
+        return
+    expected = torch.tensor(want).bfloat16()
+    assert same(long_way(method, start, others, weights, torch.bfloat16)[1], expected)
+    assert found is None or same(found[1], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

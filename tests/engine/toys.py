@@ -99,9 +99,9 @@ class Normed(AdditiveMethod):
 
 
 @dataclass(frozen=True)
-class Last(TensorMethod):
-    """Keeps the last member's values, and how often a tensor was stepped on. Hands its input out as the state, which
-    the engine must survive."""
+class First(TensorMethod):
+    """Keeps the first member's values, and how often a tensor was stepped on. Hands its input out as the state,
+    which the engine must survive."""
 
     facts: ClassVar[Facts] = FOLD
 
@@ -109,7 +109,8 @@ class Last(TensorMethod):
         return {"value": Slot("base"), "steps": Slot("float32")}
 
     def step(self, state: State, part: Part) -> State:
-        return {"value": part.expert, "steps": state["steps"] + 1}
+        first = part.expert if float(state["steps"][0]) == 0 else state["value"]
+        return {"value": first, "steps": state["steps"] + 1}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         values: Tensor = state["value"].double() + state["steps"]
@@ -117,7 +118,7 @@ class Last(TensorMethod):
 
 
 @dataclass(frozen=True)
-class Only(Last):
+class Only(First):
     """Gives the only member back."""
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:

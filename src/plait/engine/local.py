@@ -103,9 +103,8 @@ def _keep_freed_memory() -> None:
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Settings of this thread that decide bytes: one torch thread, denormals kept, no autograd."""
+    """What this thread computes depends on no other: one torch thread, no autograd."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(False)
     with torch.no_grad():
         yield
 

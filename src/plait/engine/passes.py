@@ -214,11 +214,9 @@ def in_lockstep(
 def collect(
     places: Sequence[Where], jobs: Sequence[Job], found: Sequence[Sequence[Sequence[tuple[int, Any]]]]
 ) -> Answers:
-    """Answers by tensor, in the order of `places`, each in order of position."""
+    """Answers by tensor, in the order of `places`; each in order of position, as the jobs are."""
     answers: Answers = {place.name: [] for place in places}
     for job, of_pieces in zip(jobs, found, strict=True):
         for piece, entries in zip(job.pieces, of_pieces, strict=True):
             answers[piece.name].extend(entries)
-    for entries in answers.values():
-        entries.sort(key=lambda entry: entry[0])
     return answers
