@@ -24,7 +24,7 @@ def digits(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     for e in BINS:
         if largest == 0.0:
             return
-        if e < 0 and largest < 2.0 ** (e - 1):
+        if largest < 2.0 ** (e - 1):
             continue
         if e == 0:
             part = torch.round(x)

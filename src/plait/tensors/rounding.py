@@ -123,11 +123,15 @@ def odd(value: Tensor, rest: Tensor) -> Tensor:
     return torch.from_numpy(((bits - inward) | some).view(near.dtype))
 
 
-def round_once(v: Tensor, dtype: torch.dtype, error: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def round_once(
+    v: Tensor, dtype: torch.dtype, error: Callable[[Tensor | slice], Tensor] | None = None
+) -> Tensor:
     """fp64 to `dtype`, to nearest with ties to even, in one rounding (a cast by way of fp32 rounds twice).
 
     v: flat. error: where v is itself rounded, what v lacks at an index; it decides what looks like a tie.
     """
+    import numpy as np
+
     if dtype == torch.float64 or (dtype == torch.float32 and error is None):
         return v.to(dtype)
     single = v.to(torch.float32)
@@ -139,6 +143,8 @@ def round_once(v: Tensor, dtype: torch.dtype, error: Callable[[Tensor], Tensor] 
         some = _at_ties(v, single, dtype, error is None)
     if some is None or not some.any():
         return single.to(dtype)
+    if error is not None and dtype != torch.float32 and np.count_nonzero(some) * 16 > len(some):
+        some &= (error(slice(None)).numpy() != 0) | (v.numpy() != single.numpy())  # whole tensors are faster
     index = some.nonzero()[0]
     if len(index):
         at = torch.from_numpy(index)

@@ -62,15 +62,9 @@ def _wide(base: Tensor, shift: Exact, dtype: torch.dtype) -> tuple[Tensor, Tenso
     index = tail.index
     parts = normal([double[index], main[index], *tail.terms])
     total[index] = parts[0]
-    lacking = torch.zeros_like(total)
-    if len(parts) > 1:
-        lacking[index] = parts[1]
-
-    def error(i: Tensor) -> Tensor:
-        return torch.where(held[i], lacking[i], two_sum(double[i], main[i])[1])
-
-    held = torch.zeros(len(total), dtype=torch.bool).index_fill_(0, index, True)
-    return total, round_once(total, dtype, error)
+    lacking = two_sum(double, main)[1]
+    lacking[index] = parts[1] if len(parts) > 1 else 0.0
+    return total, round_once(total, dtype, lambda i: lacking[i])
 
 
 def _sign_zeros(base: Tensor, shift: Exact, total: Tensor, out: Tensor) -> Tensor:
