@@ -219,8 +219,8 @@ def test_a_nonfinite_base_is_refused_or_kept(tmp_path: Path) -> None:
 
 
 def test_a_fold_steps_with_the_base_once_a_tensor_has_a_state(bench: Bench, tmp_path: Path) -> None:
-    unchanged = replace(bench.members[1], refs={"rows": bench.members[1].refs["rows"]})
-    members = [replace(unchanged, task="before"), bench.members[0], unchanged]
+    first, last = (replace(m, refs={"rows": m.refs["rows"]}) for m in bench.members[1:])
+    members = [first, bench.members[0], last]
     found, _ = bench.merge(First(), members)
     assert torch.equal(found["rows"].double(), (bench.experts[1]["rows"].double() + 3).bfloat16().double())
     assert torch.equal(found["small"].double(), (bench.experts[0]["small"].double() + 2).bfloat16().double())
