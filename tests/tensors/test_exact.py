@@ -122,6 +122,21 @@ def test_settle_rounds_the_exact_sum_once(name: str, data: st.DataObject) -> Non
         assert Fraction(float(g)) == nearest(out, want)
 
 
+@pytest.mark.parametrize("out", [n for n in NAMES if n != "F16"])
+@given(data=st.data())
+@some
+def test_settle_on_a_base_that_the_shift_does_not_know(out: str, data: st.DataObject) -> None:
+    """Numbers near the middle of two neighbours and a base far below, or far above."""
+    half = st.sampled_from([1.0, 1.5, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-7, 1 + 2**-24, 1 + 2**-23, 3.0])
+    tiny = st.sampled_from([0.0, 2.0**-60, -(2.0**-60), 2.0**-100, -(2.0**-100), 2.0**-8, -1.0, 2.0**40])
+    rows = data.draw(st.lists(st.tuples(half, tiny, tiny), min_size=1, max_size=5))
+    a, b, base = (torch.tensor([r[i] for r in rows], dtype=torch.float32) for i in range(3))
+    share = data.draw(st.sampled_from([1.0, 0.5, -1.0]))
+    got = settle(base, difference(a, b).times(share), FORMATS[out][0])
+    want = [z + Fraction(share) * (x - y) for x, y, z in zip(reals(a), reals(b), reals(base), strict=True)]
+    assert reals(got) == [nearest(out, v) for v in want]
+
+
 @pytest.mark.parametrize("out", NAMES)
 @given(data=st.data())
 @some

@@ -165,6 +165,25 @@ def test_neighbours_do_not_matter(name: str, weight: float) -> None:
         assert same_bytes(torch.cat([p[3] for p in pieces]), whole[3])
 
 
+@pytest.mark.parametrize("tiny", [0.0, 2.0**-100])
+def test_digits_at_the_middle(tiny: float) -> None:
+    """Half a unit of the bin above: the lower digit is -2^39, never 2^39, whichever way it came about."""
+    values = [0.5, 1.5, 2.5, -0.5, -1.5, 2.0**-41, 3 * 2.0**-41, -(2.0**-41), 0.5 + 2.0**-41, 0.5 - 2.0**-41]
+    expert = torch.tensor([*values, tiny], dtype=torch.float64)
+    base = torch.zeros_like(expert)
+    packs = []
+    for parts in ([1.0], [0.5, 0.5], [2.0, -1.0], [0.25, 1.0, -0.25]):
+        total = ExactSum(len(expert), "F32")
+        for w in parts:
+            total.add(difference(expert, base).times(w))
+        packs.append(packed(total))
+        dense, sparse = total.pack()
+        assert total_of(dense, sparse, len(expert)) == reals(expert)
+        assert dense[-40][0] == -0.5
+        assert dense[-80][5] == -(2.0**-41)
+    assert all(p == packs[0] for p in packs)
+
+
 def test_a_wide_sum_over_many_members() -> None:
     """Digits are carried long before they could overflow."""
     base = torch.tensor([1.0, 0.0, 1e-30, 3e4], dtype=torch.float32)
