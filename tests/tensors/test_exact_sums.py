@@ -291,6 +291,29 @@ def add_many(total: ExactSum, x: Exact) -> None:
         total.add(x)
 
 
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25, -2.0])
+def test_base_is_counted_rather_than_subtracted(name: str, share: float) -> None:
+    """Ordinary numbers, so that sum and base stay apart until they are settled; any multiple of the base may be
+    left."""
+    dtype = FORMATS[name][0]
+    rng = torch.Generator().manual_seed(1)
+    base, *members = (torch.randn(50, generator=rng).to(dtype) for _ in range(5))
+    total = ExactSum(50, name)
+    want = [Fraction(0)] * 50
+    for m in members:
+        total.add(difference(m, base))
+        want = [w + e - b for w, e, b in zip(want, reals(m), reals(base), strict=True)]
+        value = total.value()
+        assert any(p.tensor is base for p in value.pieces)
+        got = settle(base, value.times(share), dtype)
+        exact = [b + Fraction(share) * w for b, w in zip(reals(base), want, strict=True)]
+        assert reals(got) == [nearest(name, v) for v in exact]
+        other = settle(base.clone(), value.times(share), dtype)
+        assert same_bytes(got, other)
+    assert total_of(*total.pack(), 50) == want
+
+
 def test_base_is_told_from_its_equal() -> None:
     """The base is only counted while its tensor is the same one; another tensor of equal values is another."""
     base = torch.tensor([0.1, 0.2, -0.0], dtype=torch.bfloat16)
