@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,6 +124,58 @@ def test_names_that_cannot_be_written(tmp_path: Path) -> None:
     ):
         with pytest.raises(FormatError, match="output: tensor name"):
             FileWriter(tmp_path / "a.safetensors", entries)
+
+
+def test_a_read_only_file_that_a_killed_command_left_is_replaced(tmp_path: Path) -> None:
+    """In a process without capabilities: the superuser's would open the file all the same."""
+    path = tmp_path / "a.safetensors"
+    FileWriter(path, [("w", "F32", (4,))]).close()
+    path.chmod(0o444)
+    drop = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.geteuid() == 0 else []
+    if drop and (shutil.which("setpriv") is None or subprocess.run([*drop, "true"], check=False).returncode):
+        pytest.skip("setpriv cannot drop the superuser's capabilities here")
+    code = (
+        "import sys; from plait.checkpoint.format import FileWriter\n"
+        "with FileWriter(sys.argv[1], [('w', 'F32', (4,))]) as writer: writer.write('w', 0, b'new bytes')"
+    )
+    subprocess.run([*drop, sys.executable, "-c", code, str(path)], check=True)
+    assert read_bytes(read_header(path).tensors["w"], 0, 9) == b"new bytes"
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
+def test_only_a_plain_file_of_this_user_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The old bytes stay with whoever has the file under another name."""
+    path, other = tmp_path / "a.safetensors", tmp_path / "other name"
+    real = os.open
+    left = 1
+
+    def denied(name: str, flags: int, *rest: int) -> int:
+        nonlocal left
+        if name == str(path) and flags & os.O_RDWR and left:
+            left -= 1
+            raise OSError(code, os.strerror(code))
+        return real(name, flags, *rest)
+
+    path.write_bytes(b"old")
+    os.link(path, other)
+    monkeypatch.setattr(os, "open", denied)
+    with monkeypatch.context() as foreign:
+        foreign.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(PlaitError, match="cannot be written"):
+            FileWriter(path, ENTRIES)
+    assert path.read_bytes() == b"old"
+    left = 1
+    FileWriter(path, ENTRIES).close()
+    assert len(read_header(path).tensors) == len(ENTRIES)
+    assert other.read_bytes() == b"old"
+    path.unlink()
+    path.symlink_to(other)
+    left = 1
+    with pytest.raises(PlaitError, match="cannot be written"):
+        FileWriter(path, ENTRIES)
+    assert path.is_symlink()
 
 
 def test_an_output_is_not_written_through_a_link(tmp_path: Path) -> None:

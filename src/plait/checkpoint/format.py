@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import TracebackType
@@ -115,7 +116,8 @@ class FileWriter:
 
     path: its folder must exist. entries: (name, dtype, shape), in the order of their bytes.
     A file that already has this very header and size is kept as it is, so that an interrupted merge can
-    go on; any other file is emptied. `.places` says where each tensor's bytes belong.
+    go on; any other file is emptied, and a read-only one of this user is replaced. `.places` says where each
+    tensor's bytes belong.
     Errors: PlaitError if the disk is full or fails. What was written stays; the caller removes it.
     """
 
@@ -135,9 +137,7 @@ class FileWriter:
             place = end
         self.size = place
         try:
-            self._descriptor = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
-            )
+            self._descriptor = _open_or_replace(self.path)
         except OSError as error:
             write_failed(self.path, error)
         try:
@@ -187,6 +187,23 @@ class FileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(sync=kind is None)
+
+
+def _open_or_replace(path: str) -> int:
+    """A handle to write the file with. OSErrors pass through.
+
+    A file of this user that cannot be opened is what a command left that was killed after it made the file
+    read-only and before it moved it to its place: a new one takes its name.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags, 0o644)
+    except PermissionError:
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise
+    os.unlink(path)
+    return os.open(path, flags, 0o644)
 
 
 def write_all(descriptor: int, buffer: Buffer, place: int, path: str) -> None:
