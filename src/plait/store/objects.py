@@ -200,7 +200,8 @@ class Objects:
                 f"{target}: {status.st_size} bytes, expected {size}: the object is damaged; "
                 "move it away and run the command again"
             )
-        # Its writer may have been killed before its last fsync. The new time starts gc's grace period anew.
+        # Its writer may have been killed before its last fsync. The new time is needed: nothing but gc's grace
+        # period keeps an old object that no entry names yet, if this command is killed before it writes one.
         sync_file(target, FILE_MODE)
         _sync_name(target)
         os.utime(target)
