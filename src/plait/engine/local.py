@@ -39,45 +39,19 @@ def run(
     interrupt. The caller's torch thread count is left as it was.
     """
     results: dict[int, R] = {}
-    failures: dict[int, BaseException] = {}
     if not jobs:
         return []
-    todo: Iterator[Job] = iter(jobs)
-    lock, stop = threading.Lock(), threading.Event()
-    finished: queue.SimpleQueue[tuple[Job | None, Any, Traffic]] = queue.SimpleQueue()
-
-    def work() -> None:
-        desk = Desk()
-        job: Job | None = None
-        try:
-            with _single_threaded():
-                while not stop.is_set():
-                    with lock:
-                        job = next(todo, None)
-                    if job is None:
-                        break
-                    before = desk.read_bytes, desk.written_bytes
-                    result = act(job, desk)
-                    finished.put(
-                        (job, result, Traffic(desk.read_bytes - before[0], desk.written_bytes - before[1]))
-                    )
-        except BaseException as problem:
-            stop.set()
-            failures[job.index if job else -1] = problem
-        finally:
-            desk.close()
-            finished.put((None, None, Traffic()))
-
+    crew = _Crew(iter(jobs), act)
     _keep_freed_memory()
     with _threads_kept():
         count = min(workers, len(jobs))
-        threads = [threading.Thread(target=work, name=f"plait-{n}", daemon=True) for n in range(count)]
+        threads = [threading.Thread(target=crew.work, name=f"plait-{n}", daemon=True) for n in range(count)]
         try:
             for thread in threads:
                 thread.start()
             running = count
             while running:
-                job, result, traffic = finished.get()
+                job, result, traffic = crew.finished.get()
                 if job is None:
                     running -= 1
                     continue
@@ -85,13 +59,47 @@ def run(
                 if done is not None:
                     done(job, result, traffic)
         finally:
-            stop.set()
+            crew.stop.set()
             for thread in threads:
                 if thread.ident is not None:  # an interrupt may come before all are started
                     thread.join()
-    if failures:
-        raise failures[min(failures)]
+    if crew.failures:
+        raise crew.failures[min(crew.failures)]
     return [results[job.index] for job in jobs]
+
+
+class _Crew:
+    """What the threads of one plan share. `finished`: (job, its result, its traffic) as jobs end, and (None,
+    None, no traffic) as threads end. `failures`: exceptions by the index of their job."""
+
+    def __init__(self, todo: Iterator[Job], act: Callable[[Job, Desk], Any]) -> None:
+        self._todo, self._act = todo, act
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        self.finished: queue.SimpleQueue[tuple[Job | None, Any, Traffic]] = queue.SimpleQueue()
+        self.failures: dict[int, BaseException] = {}
+
+    def work(self) -> None:
+        """Take jobs until none is left or the plan stops. Runs in each of the threads."""
+        desk = Desk()
+        job: Job | None = None
+        try:
+            with _single_threaded():
+                while not self.stop.is_set():
+                    with self._lock:
+                        job = next(self._todo, None)
+                    if job is None:
+                        break
+                    before = desk.read_bytes, desk.written_bytes
+                    result = self._act(job, desk)
+                    traffic = Traffic(desk.read_bytes - before[0], desk.written_bytes - before[1])
+                    self.finished.put((job, result, traffic))
+        except BaseException as problem:
+            self.stop.set()
+            self.failures[job.index if job else -1] = problem
+        finally:
+            desk.close()
+            self.finished.put((None, None, Traffic()))
 
 
 @cache
