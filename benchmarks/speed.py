@@ -225,7 +225,7 @@ def run(folder: Path, elements: int, repeats: int, methods: list[str]) -> dict[s
         "input_bytes": size,
         "output_bytes": paths[0].stat().st_size,
         "repeats": repeats,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": os.getloadavg()[0],
         "rows": rows,
         "growth": growth(folder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
@@ -78,3 +79,12 @@ def test_jobs_gather_small_tensors_and_begin_with_large_matrices() -> None:
 def test_settings_are_checked(bad: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"expected a multiple|at least 1"):
         Settings(**bad)  # type: ignore[arg-type]
+
+
+def test_cores_are_counted_on_a_system_that_does_not_tell_which_are_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    for cores, workers in ((3, 3), (64, 8), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert Settings().workers == workers

@@ -23,7 +23,9 @@ BATCH = 1 << 20
 
 
 def _cores() -> int:
-    return min(8, len(os.sched_getaffinity(0)))
+    """Cores that this process may use, at most 8; where the system does not tell, those of the machine."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, allowed)
 
 
 @dataclass(frozen=True)
