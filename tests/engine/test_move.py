@@ -94,7 +94,27 @@ def test_intake_names_the_first_nonfinite_element_of_each_tensor(tmp_path: Path)
     expert["scalar"] = torch.tensor(float("-inf"))
     found = intake(save(tmp_path / "base", base), save(tmp_path / "expert", expert), SETTINGS)
     assert found.nonfinite == [("rows", (600, 3)), ("scalar", ())]
+    assert found.elements_nonfinite == 3
+    assert found.base_nonfinite == []
     assert 0 < found.distance < 100
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_intake_tells_of_a_base_that_is_not_finite(tmp_path: Path, dtype: torch.dtype) -> None:
+    base = base_tensors(dtype)
+    base["long"][2 * BLOCK + 7] = float("nan")
+    base["long"][3 * BLOCK + 8] = float("inf")
+    base["frozen"][99] = float("-inf")
+    base["small"][1] = 1e200 if dtype == torch.float64 else 1e30  # finite, but the square of 1e200 is not
+    expert = expert_of(base, 0)
+    expert["long"][:5] = float("nan")
+    found = intake(save(tmp_path / "base", base), save(tmp_path / "expert", expert), SETTINGS)
+    assert found.base_nonfinite == [("frozen", (99,)), ("long", (2 * BLOCK + 7,))]
+    want = {n: int(t.isfinite().logical_not().sum()) for n, t in expert.items()}
+    assert want["long"] >= 5
+    assert want["frozen"] == 1
+    assert found.elements_nonfinite == sum(want.values())
+    assert found.nonfinite == [("frozen", (99,)), ("long", (0,))]
 
 
 def test_intake_sees_a_changed_buffer(tmp_path: Path) -> None:

@@ -233,6 +233,11 @@ def first_nonfinite(values: Tensor) -> int:
     return int(torch.isfinite(values).logical_not().nonzero()[0, 0])
 
 
+def count_nonfinite(values: Tensor) -> int:
+    """How many elements are NaN or infinite."""
+    return int(torch.isfinite(values).logical_not_().sum())
+
+
 def place_of(shape: tuple[int, ...], flat: int) -> tuple[int, ...]:
     """The index, one number for each axis, of an element of a row-major tensor."""
     place = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum, sqrt
 
-from plait.engine.desk import Desk, first_nonfinite, is_finite, place_of, torch_dtype
+from plait.engine.desk import Desk, count_nonfinite, first_nonfinite, is_finite, place_of, torch_dtype
 from plait.engine.drive import Driver
 from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.progress import Gauge
@@ -78,7 +78,8 @@ class Intake:
 
     changed: tensors whose value differs from the base's somewhere (the sign of zero counts).
     nonfinite: (tensor, index) of the first NaN or infinity of each of the expert's tensors that has one, the
-    index with one number for each axis.
+    index with one number for each axis. base_nonfinite: the same of the base, in the tensors compared.
+    elements_nonfinite: how many elements of the expert are NaN or infinite.
     distance: Euclidean norm of expert - base; norm: that of the base. Over the mergeable tensors with two or
     more axes (biases and scales are alike in unrelated models), in fp64 over fixed blocks; blocks with NaN or
     infinity are left out.
@@ -88,9 +89,22 @@ class Intake:
     nonfinite: list[tuple[str, tuple[int, ...]]]
     distance: float
     norm: float
+    elements_nonfinite: int = 0
+    base_nonfinite: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
-Look = tuple[bool, int | None, list[float], list[float]]
+@dataclass(frozen=True)
+class Look:
+    """One piece. bad, base_bad: flat index in the tensor of the first NaN or infinity of expert and base;
+    count: how many the expert has. delta, norm: sums of squares of blocks of expert - base, and of the
+    base."""
+
+    differs: bool
+    bad: int | None = None
+    count: int = 0
+    base_bad: int | None = None
+    delta: Sequence[float] = ()
+    norm: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -106,19 +120,22 @@ class IntakePass:
         one = desk.read(base, piece.first, piece.count, "base")
         other = desk.read(expert, piece.first, piece.count, "expert")
         if not (base.mergeable and expert.mergeable):
-            return base.dtype != expert.dtype or not _same_bytes(one, other), None, [], []
-        bad = None
+            return Look(base.dtype != expert.dtype or not _same_bytes(one, other))
+        bad, count, base_bad = None, 0, None
         if not is_finite(other, expert.dtype):
-            bad = piece.first + first_nonfinite(other)
-        same = base.dtype == expert.dtype and _same_bytes(one, other)
-        norm = _squares(one.double())
-        if same:
-            return False, bad, [], norm
-        wide, wide_base = other.double(), one.double()
+            bad, count = piece.first + first_nonfinite(other), count_nonfinite(other)
+        wide_base = one.double()
+        norm = _squares(wide_base)
+        # The square of NaN or infinity spoils the sum of its block: only then is the base looked at again.
+        if len(norm) < -(-piece.count // BLOCK) and not is_finite(one, base.dtype):
+            base_bad = piece.first + first_nonfinite(one)
+        if base.dtype == expert.dtype and _same_bytes(one, other):
+            return Look(False, bad, count, base_bad, (), norm)
+        wide = other.double()
         differs = base.dtype == expert.dtype or not torch.equal(
             wide.view(torch.int64), wide_base.view(torch.int64)
         )
-        return differs, bad, _squares(wide - wide_base), norm
+        return Look(differs, bad, count, base_bad, _squares(wide - wide_base), norm)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:
@@ -150,16 +167,23 @@ def intake(
     looks = driver.survey("look", plan, IntakePass(base, expert), total)
     changed: set[str] = set()
     bad: dict[str, int] = {}
+    base_bad: dict[str, int] = {}
     distance: list[float] = []
     norm: list[float] = []
+    count = 0
     for job, found in zip(plan, looks, strict=True):
-        for piece, (differs, at, delta, size) in zip(job.pieces, found, strict=True):
-            if differs:
+        for piece, look in zip(job.pieces, found, strict=True):
+            if look.differs:
                 changed.add(piece.name)
-            if at is not None:
-                bad.setdefault(piece.name, at)
+            for firsts, at in ((bad, look.bad), (base_bad, look.base_bad)):
+                if at is not None:
+                    firsts.setdefault(piece.name, at)
+            count += look.count
             if len(piece.shape) > 1:
-                distance += delta
-                norm += size
-    places = [(name, place_of(expert[name].shape, at)) for name, at in sorted(bad.items())]
-    return Intake(changed, places, sqrt(fsum(distance)), sqrt(fsum(norm)))
+                distance += look.delta
+                norm += look.norm
+    places, base_places = (
+        [(name, place_of(base[name].shape, at)) for name, at in sorted(firsts.items())]
+        for firsts in (bad, base_bad)
+    )
+    return Intake(changed, places, sqrt(fsum(distance)), sqrt(fsum(norm)), count, base_places)
