@@ -185,19 +185,38 @@ def test_digits_at_the_middle(tiny: float) -> None:
 
 
 def test_a_wide_sum_over_many_members() -> None:
-    """Digits are carried long before they could overflow."""
-    base = torch.tensor([1.0, 0.0, 1e-30, 3e4], dtype=torch.float32)
-    expert = torch.tensor([1e-40, -1e-20, 1e11, 3e-30], dtype=torch.float32)
-    total = ExactSum(4, "F32")
+    """Digits are carried long before they could overflow. The last element has the largest digit in bin -120."""
+    base = torch.tensor([1.0, 0.0, 1e-30, 3e4, 0.0], dtype=torch.float32)
+    expert = torch.tensor([1e-40, -1e-20, 1e11, 3e-30, (2**24 - 1) * 2.0**-105], dtype=torch.float32)
+    total = ExactSum(5, "F32")
     addend = difference(expert, base)
     times = 5000
     for _ in range(times):
         total.add(addend)
+    assert all(float(d.abs().max()) < 2.0 ** (e + 51) for e, d in total._bins.items())
     want = [times * (e - b) for e, b in zip(reals(expert), reals(base), strict=True)]
-    assert total_of(*total.pack(), 4) == want
+    assert total_of(*total.pack(), 5) == want
     for _ in range(times - 1):
         total.subtract(addend)
     assert same_bytes(settle(base, total.value(), torch.float32), expert)
+
+
+def test_unpacked_tensors_are_not_written() -> None:
+    rng = torch.Generator().manual_seed(0)
+    base, expert = (torch.randn(64, generator=rng, dtype=torch.float64) for _ in range(2))
+    base, expert = base * 1e-9, expert * 1e-9
+    total = ExactSum(64, "F64")
+    total.add(difference(expert, base))
+    dense, sparse = total.pack()
+    assert all(dense[e].any() for e in dense_bins("F64"))
+    kept = packed(total)
+    again = ExactSum.unpack(64, "F64", dense, sparse)
+    other = base.clone()
+    other[5] += 1e-22
+    other[7] = 1.0
+    again.add(difference(other, base))
+    assert packed(again) != kept
+    assert packed(ExactSum.unpack(64, "F64", dense, sparse)) == kept
 
 
 def test_values_do_not_change_when_the_sum_goes_on() -> None:
