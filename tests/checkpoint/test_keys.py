@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from plait.checkpoint.format import read_bytes
-from plait.checkpoint.keys import Accounting, account
+from plait.checkpoint.digest import root_digest
+from plait.checkpoint.format import hash_tensor, read_bytes
+from plait.checkpoint.keys import Accounting, account, matcher
 from plait.checkpoint.layout import Checkpoint, open_checkpoint
 from plait.checkpoint.names import canonical_names, map_names, suggest
 from plait.errors import FormatError, KeyMismatch
@@ -51,7 +52,7 @@ def check(base: Checkpoint, expert: Checkpoint, found: Accounting) -> None:
     assert found.of_base.keys() == base.tensors.keys()
     assert found.of_expert.keys() == expert.tensors.keys()
     for name, kind in found.of_base.items():
-        homes = {"merged": name in found.merge, "buffer": name in found.buffers, "tied": name in base.aliases}
+        homes = {"merged": name in found.merge, "buffer": name in found.buffers, "tied": name in found.tied}
         assert [home for home, there in homes.items() if there] == ([] if kind == "kept" else [kind])
     spans = {(ref.file, ref.start, ref.end): name for name, ref in expert.tensors.items()}
     reached: dict[str, set[str]] = {name: set() for name in expert.tensors}
@@ -66,6 +67,9 @@ def check(base: Checkpoint, expert: Checkpoint, found: Accounting) -> None:
             assert reached[name] == {kind}
     for name, ref in found.merge.items():
         assert ref.shape == base.tensors[name].shape
+    rows = {found.names[name]: hash_tensor(ref) for name, ref in found.stored.items()}
+    assert root_digest(rows) == root_digest(expert.digests())
+    assert found.duplicates.keys() == {n for n in found.names if found.of_expert[found.names[n]] == "tied"}
 
 
 def fits(base: Checkpoint, expert: Checkpoint, private: tuple[str, ...] = ()) -> Accounting:
@@ -248,62 +252,6 @@ def test_packed_weights_of_gptq(tmp_path: Path) -> None:
     assert "q.qweight: quantised: expert has I32 (4, 4)" in str(refused(made("b.st", 0), made("e.st", 1)))
 
 
-TIED = "cls.predictions.decoder.weight"
-
-
-def test_tied_weights_stored_twice_are_merged_once(tmp_path: Path) -> None:
-    table = ENCODER | {TIED: ENCODER[EMBEDDING]}
-    base = opened(tmp_path / "b", table)
-    assert base.aliases == {TIED: EMBEDDING}
-    assert TIED not in base.kept
-    new = moved(ENCODER)
-    expert = opened(tmp_path / "both", new | {TIED: new[EMBEDDING]})
-    assert fits(base, expert).tied == {TIED: EMBEDDING}
-    found = fits(base, opened(tmp_path / "dropped", new))
-    assert found.of_base[TIED] == "tied"
-    renamed = opened(
-        tmp_path / "other", {n: a for n, a in new.items() if n != EMBEDDING} | {TIED: new[EMBEDDING]}
-    )
-    found = fits(base, renamed)
-    assert read_bytes(found.merge[EMBEDDING]) == new[EMBEDDING].tobytes()
-    error = refused(base, opened(tmp_path / "untied", new | {TIED: numbers(11, 4, seed=5)}))
-    assert f"{TIED}: untied: differs from {EMBEDDING} in the expert" in str(error)
-
-
-def test_an_alias_that_the_base_dropped(tmp_path: Path) -> None:
-    base = opened(tmp_path / "b", ENCODER, {"tie_word_embeddings": True})
-    new = moved(ENCODER)
-    found = fits(base, opened(tmp_path / "e", new | {"lm_head.weight": new[EMBEDDING]}))
-    assert found.of_expert["lm_head.weight"] == "tied"
-    assert found.tied == {"lm_head.weight": EMBEDDING}
-    assert "lm_head.weight of the expert is tied to" in found.notes[0]
-    error = refused(base, opened(tmp_path / "u", new | {"lm_head.weight": numbers(11, 4, seed=5)}))
-    assert "lm_head.weight: untied" in str(error)
-    silent = opened(
-        tmp_path / "s", ENCODER, {}
-    )  # the base does not say that it ties: a head of the expert's own
-    error = refused(silent, opened(tmp_path / "v", new | {"lm_head.weight": numbers(11, 4, seed=5)}))
-    assert "--private 'lm_head.*'" in str(error)
-
-
-def test_a_head_that_starts_equal_but_is_not_tied(tmp_path: Path) -> None:
-    table = ENCODER | {"lm_head.weight": ENCODER[EMBEDDING]}
-    base = opened(tmp_path / "b", table, {"tie_word_embeddings": False})
-    assert base.aliases == {}
-    found = fits(base, opened(tmp_path / "e", moved(ENCODER) | {"lm_head.weight": numbers(11, 4, seed=5)}))
-    assert found.of_base["lm_head.weight"] == "merged"
-
-
-def test_three_tied_embeddings(tmp_path: Path) -> None:
-    names = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-    base = opened(tmp_path / "b", dict.fromkeys(names, numbers(11, 4)), {"tie_word_embeddings": True})
-    assert len(base.aliases) == 3
-    assert len(set(base.aliases.values())) == 1
-    expert = opened(tmp_path / "e", {"shared.weight": numbers(11, 4, seed=3)})
-    kept = next(iter(base.aliases.values()))
-    assert read_bytes(fits(base, expert).merge[kept]) == numbers(11, 4, seed=3).tobytes()
-
-
 def test_layers_that_start_equal_are_not_tied(tmp_path: Path) -> None:
     table = ENCODER | {"encoder.1.dense.weight": ENCODER["encoder.0.dense.weight"]}
     base = opened(tmp_path / "b", table)
@@ -351,7 +299,9 @@ def tables(draw: st.DrawFn) -> Table:
 @given(
     tables(),
     tables(),
-    st.lists(st.sampled_from(["head.*", "*head*", "b.*", "model.*", "*.bias"]), max_size=2),
+    st.lists(
+        st.sampled_from(["head.*", "*head*", "lm_head.*", "embed*", "b.*", "model.*", "*.bias"]), max_size=2
+    ),
 )
 def test_every_tensor_is_in_exactly_one_class_or_the_expert_is_refused(
     tmp_path_factory: pytest.TempPathFactory, one: Table, other: Table, private: list[str]
@@ -384,6 +334,16 @@ def test_two_thousand_tensors_take_less_than_50_ms(tmp_path: Path) -> None:
         assert account(base, expert, ("head.*",)).counts["merged"] == 2000
         times.append(process_time() - began)
     assert min(times) < 0.05
+
+
+def test_patterns() -> None:
+    assert not matcher([])("")
+    test = matcher(["a.*", "[bc].w"])
+    assert [n for n in ("a.x.y", "a", "b.w", "c.w", "d.w", "A.x", "xa.x", "b.w2") if test(n)] == [
+        "a.x.y",
+        "b.w",
+        "c.w",
+    ]
 
 
 def test_names() -> None:

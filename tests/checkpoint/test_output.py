@@ -76,6 +76,31 @@ def test_tied_tensors_follow_the_one_that_is_kept(tmp_path: Path) -> None:
     assert os.listdir(tmp_path).count("README.md") == 0
 
 
+@pytest.mark.parametrize(
+    "config",
+    [{"tie_word_embeddings": True}, {"text_config": {"tie_word_embeddings": True, "n": 1}}, {"a": 1}],
+)
+def test_an_untied_tensor_is_a_place_of_its_own(tmp_path: Path, config: dict[str, Any]) -> None:
+    base = open_checkpoint(folder(tmp_path / "b", TABLE, config))
+    output = plan_output(base, tmp_path / "out", untie=frozenset({"lm_head.weight", "no such name"}))
+    assert output.places.keys() == base.tensors.keys()
+    assert output.aliases == {}
+    fill(base, output)
+    new = open_checkpoint(file(tmp_path / "new.safetensors", {"embed.weight": numbers(9, 4, seed=4)}))
+    copy_bytes(new.tensors["embed.weight"], output.places["embed.weight"])
+    output.finish()
+    loaded = load_file(tmp_path / "out" / "model.safetensors")
+    assert loaded["module.lm_head.weight"].tobytes() == TABLE["module.lm_head.weight"].tobytes()
+    assert loaded["module.embed.weight"].tobytes() == numbers(9, 4, seed=4).tobytes()
+    made = open_checkpoint(tmp_path / "out")
+    assert made.config is not None
+    assert made.config["tie_word_embeddings"] is False  # else a loader would take the embedding
+    assert made.config.get("text_config", {}).get("tie_word_embeddings", False) is False
+    assert made.config.keys() - {"tie_word_embeddings"} == config.keys() - {"tie_word_embeddings"}
+    plan_output(base, tmp_path / "tied", untie=["layer.weight"]).finish()
+    assert open_checkpoint(tmp_path / "tied").config == config
+
+
 def test_shards_and_index_come_out_the_same(tmp_path: Path) -> None:
     parts = [{"a": numbers(4), "b": numbers(2, 3)}, {"c": numbers(5)}]
     path = sharded(tmp_path / "b", parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from plait.types import DTYPES, TensorRef
 
 if TYPE_CHECKING:
     from plait.checkpoint.layout import Checkpoint
+
+__all__ = ["Accounting", "Class", "account", "matcher", "untied"]
 
 Class = Literal["merged", "private", "buffer", "tied", "kept"]
 
@@ -36,11 +37,23 @@ class Accounting:
     of_expert: dict[
         str, Class
     ]  # every tensor of the expert, by its name there: merged, buffer, tied or private
-    tied: dict[str, str]  # alias -> name in the base whose bytes it shares
+    tied: dict[str, str]  # alias -> name in the base whose bytes it shares; private aliases are not in it
     names: dict[str, str] = field(default_factory=dict)  # name in the base (or private) -> name in the expert
     removed: str = ""  # prefix that was taken off the expert's names to fit the base's
     added: str = ""  # prefix that was put before them
     notes: tuple[str, ...] = ()
+    duplicates: dict[str, TensorRef] = field(
+        default_factory=dict
+    )  # alias -> the expert's bytes, equal to another's of it
+
+    @property
+    def stored(self) -> dict[str, TensorRef]:
+        """Every tensor of the expert, once, by its name in the base (or private). `names` has its own names.
+
+        Under the names of the expert these are the rows of the expert's root digest, tied ones included.
+        """
+        every = self.merge | self.buffers | self.private | self.duplicates
+        return {name: every[name] for name in self.names}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -53,11 +66,18 @@ class Accounting:
 def account(base: Checkpoint, expert: Checkpoint, private: Sequence[str] = ()) -> Accounting:
     """Put every tensor of both checkpoints into exactly one class, or refuse the expert.
 
-    private: shell patterns of canonical names, such as `classifier.*`: tensors of one task, never merged.
+    private: shell patterns of canonical names, such as `classifier.*`: tensors of one task, never merged. A
+    tied name that matches is a tensor of its own here: see `untied`.
     Reads bytes of integer tensors, of tied weights, and of tensors that one side lacks; of nothing else.
     Errors: KeyMismatch, whose `problems` lists every tensor that does not fit.
     """
     return _Account(base, expert, private).run()
+
+
+def untied(base: Checkpoint, private: Sequence[str]) -> frozenset[str]:
+    """Aliases of the base that are private, so that they do not follow the merged weights: for `plan_output`."""
+    is_private = matcher(private)
+    return frozenset(name for name in base.aliases if is_private(name)) if private else frozenset()
 
 
 @dataclass
@@ -71,6 +91,7 @@ class _Account:
     of_base: dict[str, Class] = field(default_factory=dict)
     of_expert: dict[str, Class] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
+    duplicates: dict[str, TensorRef] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)  # offending name -> what is wrong
     extra: list[str] = field(default_factory=list)
@@ -90,8 +111,7 @@ class _Account:
             self.notes.append(f"prefix {added!r} was put before the expert's names")
         for name in self.names:
             if self.is_private(name):
-                self.private[name] = self._theirs(name)
-                self.of_expert[self.names[name]] = "private"
+                self._keep_apart(name)
         self._aliases()
         for name, ref in self.base.tensors.items():
             if name not in self.of_base:
@@ -114,7 +134,12 @@ class _Account:
             removed,
             added,
             tuple(self.notes),
+            self.duplicates,
         )
+
+    def _keep_apart(self, name: str) -> None:
+        self.private[name] = self._theirs(name)
+        self.of_expert[self.names[name]] = "private"
 
     def _theirs(self, name: str) -> TensorRef:
         """The expert's tensor that has this name in the base."""
@@ -124,15 +149,20 @@ class _Account:
     def _aliases(self) -> None:
         """Names that the base ties: the expert may have one of the two, or both with equal bytes."""
         for alias, kept in self.base.aliases.items():
+            if self.is_private(alias):
+                continue  # a tensor of its own
             self.of_base[alias] = "tied"
             self.tied[alias] = kept
-            if alias not in self.names or alias in self.private:
+            if alias not in self.names:
                 continue
             if kept not in self.names:
                 self.names[kept] = self.names.pop(alias)
                 self.notes.append(f"{alias} of the expert is {kept} of the base: they are tied")
+                if self.is_private(kept):
+                    self._keep_apart(kept)
             elif same_bytes(self._theirs(alias), self._theirs(kept)):
                 self.of_expert[self.names[alias]] = "tied"
+                self.duplicates[alias] = self._theirs(alias)
             else:
                 self._untied(alias, kept)
 
@@ -144,7 +174,7 @@ class _Account:
         )
 
     def _pair(self, name: str, ref: TensorRef) -> None:
-        """A tensor of the base that is no alias: find the expert's."""
+        """A tensor of the base that follows no other: find the expert's."""
         if self.is_private(name):
             self.of_base[name] = "kept"
             return
@@ -189,6 +219,7 @@ class _Account:
         if found is not None:
             self.of_expert[self.names[name]] = "tied"
             self.tied[name] = found
+            self.duplicates[name] = ref
             self.notes.append(f"{name} of the expert is tied to {found}; the base stores only the latter")
             return
         kept = next((o.name for o in same if is_embedding(o.name)), None)
@@ -250,7 +281,7 @@ class _Account:
     def _note_unused(self) -> None:
         names = [*self.names, *self.base.tensors]
         for pattern in self.patterns:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            if not any(map(matcher([pattern]), names)):
                 self.notes.append(f"--private '{pattern}' matches no tensor")
 
     def _note_dtypes(self) -> None:

@@ -94,7 +94,10 @@ def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """A test whether a name matches any of the shell patterns. Upper and lower case differ."""
+    """A test whether a canonical name, as a whole, matches any of the shell patterns. Case counts.
+
+    It is what `--private` means: everything that asks whether a tensor is private asks this.
+    """
     if not patterns:
         return lambda name: False
     match = re.compile("|".join(f"(?:{fnmatch.translate(pattern)})" for pattern in patterns)).match

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plait.checkpoint.format import FileWriter, blocks, fsync_folder, write_all, write_failed
 from plait.checkpoint.layout import Checkpoint
 from plait.checkpoint.sidecars import copy_sidecar, write_file
+from plait.checkpoint.ties import is_head
 from plait.errors import UsageError
 from plait.types import DTYPES, TensorRef
 
@@ -22,8 +23,9 @@ class Output:
     path: str  # a folder, or the file itself where the base is a bare file
     base: Checkpoint
     places: dict[str, TensorRef]  # canonical names, aliases left out: they are copied by `finish`
-    aliases: dict[str, TensorRef]
+    aliases: dict[str, TensorRef]  # tied names, without those that were untied
     dtype: str | None
+    untied: bool = False  # is there an output layer that no longer follows its embedding?
 
     def finish(self, card: str = "") -> None:
         """Copy tied weights, write index, sidecars and README.md, and bring all to the disk.
@@ -37,7 +39,8 @@ class Output:
             for name in self.base.sidecars:
                 target = os.path.join(self.path, name)
                 _make_folder(os.path.dirname(target))
-                copy_sidecar(os.path.join(self.base.path, name), target, self.dtype)
+                untied = self.untied and name == "config.json"
+                copy_sidecar(os.path.join(self.base.path, name), target, self.dtype, untied=untied)
             if card:
                 write_file(os.path.join(self.path, "README.md"), card.encode())
         self._sync_shards()
@@ -73,11 +76,19 @@ class Output:
                 write_failed(file, error)
 
 
-def plan_output(base: Checkpoint, path: str | os.PathLike[str], dtype: str | None = None) -> Output:
+def plan_output(
+    base: Checkpoint,
+    path: str | os.PathLike[str],
+    dtype: str | None = None,
+    untie: Collection[str] = frozenset(),
+) -> Output:
     """Create the weight files of a merged checkpoint, of their final size, with headers and without tensors.
 
     path: a folder, which is made if it is not there; for a base that is a bare file, the file itself.
     dtype: a key of DTYPES for all tensors that can be merged; None keeps each tensor's dtype in the base.
+    untie: aliases that do not follow the tensor they are tied to in the base: they are in `.places`, for the
+    caller to write. With an untied output layer, config.json says `"tie_word_embeddings": false`, as a loader
+    would throw the layer away otherwise. Names that are no aliases change nothing.
     Files of an interrupted run that have the same header and size are kept with what is in them.
     Errors: UsageError for a dtype that cannot be merged; PlaitError if the disk is full or fails.
     """
@@ -100,8 +111,9 @@ def plan_output(base: Checkpoint, path: str | os.PathLike[str], dtype: str | Non
         for name in shard.names:
             ref = writer.places[base.stored[name]]
             places[name] = TensorRef(name, ref.dtype, ref.shape, ref.file, ref.start, ref.end)
-    aliases = {name: places.pop(name) for name in base.aliases}
-    return Output(path, base, places, aliases, dtype)
+    aliases = {name: places.pop(name) for name in base.aliases if name not in untie}
+    untied = any(is_head(name) for name in base.aliases.keys() - aliases.keys())
+    return Output(path, base, places, aliases, dtype, untied)
 
 
 def write_index(path: str, metadata: Mapping[str, Any], weights: Mapping[str, str], total: int) -> None:

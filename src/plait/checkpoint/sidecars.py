@@ -93,9 +93,10 @@ def _check(root: str, file: str) -> None:
         raise FormatError(f"{file}: is neither a file nor a folder, expected one of the two; remove it")
 
 
-def copy_sidecar(source: str, target: str, dtype: str | None) -> None:
+def copy_sidecar(source: str, target: str, dtype: str | None, *, untied: bool = False) -> None:
     """Copy one file. In a configuration, `auto_map` (which names code to run) is removed, and the recorded
-    dtype becomes `dtype` (a key of DTYPES) unless that is None; if neither is there, the bytes stay.
+    dtype becomes `dtype` (a key of DTYPES) unless that is None; with `untied`, it says that the output layer has
+    weights of its own. If nothing changes, the bytes stay.
 
     Errors: FormatError for a configuration that is not JSON; PlaitError if it cannot be written.
     """
@@ -106,6 +107,8 @@ def copy_sidecar(source: str, target: str, dtype: str | None) -> None:
         except (ValueError, RecursionError):
             raise FormatError(f"{source}: is not JSON; fetch it again or remove it") from None
         cleaned = _clean(table, None if dtype is None else DTYPES[dtype].torch)
+        if untied and isinstance(cleaned, dict):
+            _untie(cleaned)
         if cleaned != table:
             text = (json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
         write_file(target, text)
@@ -140,6 +143,13 @@ def _sync(descriptor: int, path: str) -> None:
         os.fsync(descriptor)
     except OSError as error:
         write_failed(path, error)
+
+
+def _untie(config: dict[str, Any]) -> None:
+    config["tie_word_embeddings"] = False
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and "tie_word_embeddings" in inner:
+        inner["tie_word_embeddings"] = False
 
 
 def _clean(value: Any, dtype: str | None) -> Any:
