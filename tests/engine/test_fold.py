@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from plait.engine import Incoming, Settings
+from plait.engine.desk import Desk
+from plait.engine.passes import FoldPass
 from plait.errors import NonFinite, VerificationError
 from plait.methods.average import Average
-from plait.methods.base import TensorMethod
+from plait.methods.base import TensorMethod, Where
 from plait.methods.magmax import MagMax
 from plait.methods.task_arithmetic import TaskArithmetic
 from plait.tensors import BLOCK
@@ -241,6 +244,68 @@ def test_the_only_member_is_given_back_in_any_dtype(bench: Bench, tmp_path: Path
     assert all_same(wide, {n: t.float() for n, t in bench.experts[2].items()})
     found, _ = bench.merge(Only(), bench.members[1:])
     assert not all_same(found, bench.experts[2])
+
+
+def test_the_only_member_left_is_given_back_from_its_refs(bench: Bench, tmp_path: Path) -> None:
+    one = bench.members[0]
+    want, _ = bench.merge(Only(), [one], new_state=tmp_path / "one")
+    assert all_same(want, bench.experts[0])
+    again, _ = bench.merge(Only(), [one], enter=[], state=tmp_path / "one", new_state=tmp_path / "two")
+    assert all_same(again, want)
+    assert state_bytes(tmp_path / "two") == state_bytes(tmp_path / "one")
+    bare = replace(one, refs={})
+    with pytest.raises(
+        ValueError, match=r"t0 is the only member left and .* gives it back: hand in its refs"
+    ):
+        bench.merge(Only(), [bare], enter=[], state=tmp_path / "one")
+    found, _ = bench.merge(Only(), [bare], enter=[one])  # its refs stand among those that enter
+    assert all_same(found, want)
+    unchanged, _ = bench.merge(Only(), [bare], enter=[bare], new_state=tmp_path / "none")
+    assert all_same(unchanged, bench.tensors)
+    unchanged, _ = bench.merge(Only(), [bare], enter=[], state=tmp_path / "none")
+    assert all_same(unchanged, bench.tensors)
+
+
+@pytest.mark.parametrize("way", ["quick", "state", "conclude", "give"])
+def test_an_output_that_overflows_is_counted(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_tensors(torch.float32)
+    base["frozen"][:4] = torch.tensor([1e5, -1e5, float("inf"), 65519.0])  # an infinity of the base's own
+    expert = {n: t.clone() for n, t in base.items()}
+    expert["long"][3 * BLOCK + 5 : 3 * BLOCK + 8] = torch.tensor([7e4, -7e4, 65519.0])
+    expert["rows"][600, 3] = 1e12
+    expert["rows"][600, 4] = float("nan")  # taken as the base's
+    bench = Bench(tmp_path, base, [expert])
+    method = {"conclude": Normed(), "give": Only()}.get(way, TaskArithmetic(1.0))
+    taken: list[Tensor | None] = []
+    real = FoldPass._quick
+
+    def quick(self: FoldPass, where: Where, desk: Desk) -> Tensor | None:
+        taken.append(real(self, where, desk))
+        return taken[-1]
+
+    monkeypatch.setattr(FoldPass, "_quick", quick)
+    settings = Settings(2, BLOCK, allow_nonfinite=True)
+    state = tmp_path / "state" if way == "state" else None
+    journal = tmp_path / "journal"
+    found, folded = bench.merge(method, dtype="F16", settings=settings, new_state=state, journal=journal)
+    assert folded.overflowed == {"frozen": 2, "long": 2, "rows": 1}
+    assert found["frozen"].isinf().sum() == 3
+    if way == "quick":
+        assert any(t is not None and bool(t.isinf().any()) for t in taken)
+    _, folded = bench.merge(method, settings=settings, new_state=state)
+    assert folded.overflowed == {}
+
+
+def test_a_base_that_is_not_finite_is_no_overflow(tmp_path: Path) -> None:
+    base = base_tensors()
+    base["long"][7] = float("inf")
+    base["small"][2] = float("nan")
+    bench = Bench(tmp_path, base, [expert_of(base, n) for n in range(2)])
+    for method in (Average(), Normed(), First()):
+        _, folded = bench.merge(method, settings=Settings(2, allow_nonfinite=True))
+        assert folded.overflowed == {}
 
 
 def test_several_members_share_one_read_of_the_base(bench: Bench) -> None:

@@ -57,6 +57,27 @@ def test_steps_follow_the_members_and_the_state_goes_on(tmp_path: Path) -> None:
     ).read_bytes()
 
 
+def test_an_output_that_overflows_is_counted(tmp_path: Path) -> None:
+    base: Tensors = {"a": torch.randn(9), "c": torch.randn(3)}
+    refs = save(tmp_path / "base", base)
+    expert = save(tmp_path / "expert", {**base, "a": base["a"] + 1e6})
+    member = engine.Incoming("t", refs={"a": expert["a"]})
+    for dtype, want in (("F16", {"a": 9}), ("F32", {})):
+        out = places(tmp_path / dtype, refs, dtype)
+        done = engine.run_model(
+            Walk(),
+            refs,
+            [member],
+            loss,
+            out,
+            enter=[member],
+            state=None,
+            new_state=None,
+            settings=engine.Settings(1),
+        )
+        assert done.overflowed == want
+
+
 def test_faults_are_refused(tmp_path: Path) -> None:
     base = base_tensors()
     expert = expert_of(base, 0)

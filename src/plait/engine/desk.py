@@ -238,6 +238,15 @@ def count_nonfinite(values: Tensor) -> int:
     return int(torch.isfinite(values).logical_not_().sum())
 
 
+def overflowed(values: Tensor, dtype: str, hole: Tensor | None = None) -> int:
+    """How many elements of an output piece are NaN or infinite; those in `hole`, where the input was, do not
+    count. Cheap where there are none."""
+    if is_finite(values, dtype):
+        return 0
+    bad = torch.isfinite(values).logical_not_()
+    return int((bad if hole is None else bad & hole.logical_not()).sum())
+
+
 def place_of(shape: tuple[int, ...], flat: int) -> tuple[int, ...]:
     """The index, one number for each axis, of an element of a row-major tensor."""
     place = []

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from plait.engine.call import Identities, Merge, check, fingerprint
 from plait.engine.drive import Driver
 from plait.engine.journal import Journal
 from plait.engine.move import CopyPass
@@ -24,15 +24,17 @@ from plait.engine.passes import (
     in_lockstep,
     wanted,
 )
-from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
+from plait.engine.plan import Job, Settings, by_piece, whole
 from plait.engine.progress import Gauge
-from plait.engine.source import Incoming, Source
-from plait.engine.state import DENSE, SPARSE, StateReader, StateWriter
+from plait.engine.source import Incoming
+from plait.engine.state import DENSE, SPARSE, Record, StateReader, StateWriter
 from plait.errors import VerificationError
 from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
 from plait.types import TensorRef
 
 EVERYTHING = Survey()
+
+Made = tuple[Where, Record | None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Folded:
 
     known: by task, what `prepare` found about the members that entered. concluded: what `conclude` found.
     counts: tensors "merged" and "copied" (nobody changes them, or the method gives the only member back).
-    seconds: wall time.
+    seconds: wall time. overflowed: elements of the output that are infinite or NaN although the base is
+    finite there (what members hold that is not finite is never used), by tensor, where there are any: the
+    values are too large for the output's dtype.
     """
 
     known: dict[str, Known]
@@ -50,37 +54,7 @@ class Folded:
     seconds: float
     bytes_read: int
     bytes_written: int
-
-
-@dataclass
-class _Merge:
-    """The words of one merge, and what is found on the way."""
-
-    method: TensorMethod
-    base: Mapping[str, TensorRef]
-    members: Sequence[Incoming]
-    enter: Sequence[Incoming]
-    leave: Sequence[Incoming]
-    out: Mapping[str, TensorRef]
-    driver: Driver
-    known: dict[str, Known] = field(default_factory=dict)
-    concluded: Known = field(default_factory=dict)
-
-    @property
-    def settings(self) -> Settings:
-        return self.driver.settings
-
-    @property
-    def source(self) -> Source:
-        return Source(self.base, self.settings.allow_nonfinite)
-
-    def plan(self, names: set[str]) -> list[Job]:
-        order = in_file_order(self.base, names)
-        return jobs([whole(self.base[n], n) for n in order], self.method.grain, self.settings.chunk)
-
-    def facts(self) -> tuple[MemberFacts, ...]:
-        """The members after the operation, with what is known of each."""
-        return tuple(MemberFacts(m.weight, m.known or self.known.get(m.task, {})) for m in self.members)
+    overflowed: dict[str, int] = field(default_factory=dict)
 
 
 def fold(
@@ -96,25 +70,31 @@ def fold(
     settings: Settings,
     progress: Gauge | None = None,
     journal: Path | None = None,
+    base_identity: str = "",
+    state_identity: str = "",
 ) -> Folded:
     """Merge: `leave` out of the state, `enter` into it in order, and the state into the output.
 
-    members: the list after the operation, in order; the files of those that do not enter are not read. state:
-    the folder of the state before, None to begin from nothing. new_state: the folder for the state after,
-    made here, None to keep none. out: places for tensors of `base`, each in any float dtype; tensors left out
-    are not made. journal: a file that lets the same call go on where an interrupted one stopped; the caller
-    deletes it.
+    members: the list after the operation, in order; the files of those that do not enter are not read, but
+    those of the only member that is left by a method that gives that one back. state: the folder of the state
+    before, None to begin from nothing. new_state: the folder for the state after, made here, None to keep
+    none. out: places for tensors of `base`, each in any float dtype; tensors left out are not made.
+
+    journal: a file that lets the same call go on where an interrupted one stopped; the caller deletes it.
+    base_identity, state_identity: digests of base and state, and `Incoming.identity` of a member; where
+    given, the call is the same even if these files were moved or written again meanwhile.
 
     The bytes written depend on base, method, members and their order alone. Errors: NonFinite names tensor
     and index; FormatError and PlaitError where files fail; VerificationError where the last member leaves and
     sums are not 0.
     """
     start = time.monotonic()
-    _check(method, base, members, enter, leave, out)
+    check(method, base, members, enter, leave, out)
     driver = Driver(settings, progress)
-    merge = _Merge(method, base, members, enter, leave, out, driver)
+    merge = Merge(method, base, members, enter, leave, out, driver)
     if journal is not None:
-        driver.journal = Journal(journal, _identity(merge, state, new_state))
+        identities = Identities(base_identity, state_identity)
+        driver.journal = Journal(journal, fingerprint(merge, identities, state, new_state))
     try:
         merged = _fold(merge, state, new_state)
     finally:
@@ -129,10 +109,11 @@ def fold(
         time.monotonic() - start,
         driver.traffic.read,
         driver.traffic.written,
+        merge.overflowed,
     )
 
 
-def _fold(merge: _Merge, state: Path | None, new_state: Path | None) -> set[str]:
+def _fold(merge: Merge, state: Path | None, new_state: Path | None) -> set[str]:
     """Run the passes; returns the names of the tensors that were computed, not copied."""
     merge.enter = [
         _with(m, known) for m, known in zip(merge.enter, _prepare(merge, merge.enter, "prepare"), strict=True)
@@ -169,20 +150,32 @@ def _fold(merge: _Merge, state: Path | None, new_state: Path | None) -> set[str]
             total = sum(
                 after.bytes_of(n) + merge.base[n].nbytes + merge.out[n].nbytes for n in alive & set(merge.out)
             )
-            merge.driver.write("merge", merge.plan(alive & set(merge.out)), final, total)
+            _write(merge, "merge", merge.plan(alive & set(merge.out)), final, total)
     computed = alive if computes else set()
     # Tensors of a state that vanished in the one pass were written by it, with the same bytes as a copy.
     written = touched if computes and not concludes else computed
     if only:
-        written = _give(merge)
-    pairs = [(merge.base[name], place) for name, place in sorted(merge.out.items()) if name not in written]
-    copies = CopyPass(tuple(pairs))
-    merge.driver.write("copy", copies.plan(), copies, copies.total)
+        written = _give(merge, alive & set(reader.names) if reader is not None else set())
+    rest = [name for name in sorted(merge.out) if name not in written]
+    copies = CopyPass(tuple((merge.base[name], merge.out[name]) for name in rest))
+    plan = copies.plan()
+    found = merge.driver.write("copy", plan, copies, copies.total)
+    merge.lost((rest[int(piece.name)], count) for piece, count in by_piece(plan, found))
     return computed
 
 
+def _write(merge: Merge, label: str, plan: Sequence[Job], task: FoldPass, total: int) -> list[Made]:
+    """Run a pass that writes the output or a state; what was made of every piece, in the order of the
+    plan."""
+    made: list[Made] = []
+    for piece, (record, count) in by_piece(plan, merge.driver.write(label, plan, task, total)):
+        made.append((piece, record))
+        merge.lost([(piece.name, count)])
+    return made
+
+
 def _state_pass(
-    merge: _Merge,
+    merge: Merge,
     touched: set[str],
     reader: StateReader | None,
     folder: Path | None,
@@ -193,7 +186,7 @@ def _state_pass(
     """Members into the state, and with an outlook the state into the output. Returns the tensors with a
     state."""
     journal = merge.driver.journal
-    if journal is not None and outlook is None and "state" in journal.values:
+    if journal is not None and outlook is None and "state" in journal.values and _is_whole(folder):
         return set(journal.values["state"])  # the files were on the disk before this was noted
     wholes = [whole(merge.base[name], name) for name in touched]
     writer = None
@@ -208,23 +201,24 @@ def _state_pass(
     )
     total += sum(m.refs[n].nbytes for m in (*merge.enter, *merge.leave) for n in m.refs)
     total += (reader.nbytes if reader else 0) + (writer.nbytes if writer else 0)
-    records = merge.driver.write("fold", plan, task, total)
+    made = _write(merge, "fold", plan, task, total)
     if writer is None:
         return touched
     alive = writer.finish(
-        (
-            (piece, r)
-            for job, found in zip(plan, records, strict=True)
-            for piece, r in zip(job.pieces, found, strict=True)
-        ),
-        sync=keep or journal is not None,
+        ((piece, r) for piece, r in made if r is not None), sync=keep or journal is not None
     )
     if journal is not None and outlook is None:
         journal.value("state", sorted(alive))
     return alive
 
 
-def _spilled(merge: _Merge) -> int:
+def _is_whole(folder: Path | None) -> bool:
+    """Whether the files of a state are there. Who called an interrupted merge may have moved them to their
+    own place already."""
+    return folder is not None and all((folder / name).is_file() for name in (DENSE, SPARSE))
+
+
+def _spilled(merge: Merge) -> int:
     """First free byte of the spill file that an interrupted run may have left."""
     journal = merge.driver.journal
     if journal is None:
@@ -233,7 +227,7 @@ def _spilled(merge: _Merge) -> int:
     return max((first + count for file, first, count, _ in ranges if Path(file).name == "spill"), default=0)
 
 
-def _prepare(merge: _Merge, members: Sequence[Incoming], key: str) -> list[Known]:
+def _prepare(merge: Merge, members: Sequence[Incoming], key: str) -> list[Known]:
     """What the method's `prepare` knows of each member; members whose knowledge was handed in are not
     read."""
     missing = [n for n, m in enumerate(members) if m.known is None]
@@ -279,13 +273,13 @@ def _of_member(
     return collect(places, plan, mine)
 
 
-def _places(merge: _Merge, names: Mapping[str, Any] | set[str], survey: Survey = EVERYTHING) -> list[Where]:
+def _places(merge: Merge, names: Mapping[str, Any] | set[str], survey: Survey = EVERYTHING) -> list[Where]:
     """Whole tensors in the order of their names, so that sharding does not matter; empty ones, and those that
     the survey does not ask for, are left out."""
     return [whole(merge.base[n], n) for n in sorted(names) if merge.base[n].numel and wanted(survey, n)]
 
 
-def _conclude(merge: _Merge, state: StateReader, facts: Sequence[MemberFacts]) -> Known:
+def _conclude(merge: Merge, state: StateReader, facts: Sequence[MemberFacts]) -> Known:
     places = _places(merge, state.names)
 
     def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
@@ -299,23 +293,30 @@ def _conclude(merge: _Merge, state: StateReader, facts: Sequence[MemberFacts]) -
     return in_lockstep({0: merge.method.conclude({w.name: w for w in places}, facts)}, ask)[0]
 
 
-def _give(merge: _Merge) -> set[str]:
-    """Write the only member's tensors where the method gives that one back. Returns their names."""
+def _give(merge: Merge, held: set[str]) -> set[str]:
+    """Write the only member's tensors where the method gives that one back. Returns their names. held: the
+    tensors of the state before that still have one: that member has changed them."""
     member = merge.members[0]
     if not member.refs:
         member = next((m for m in merge.enter if m.task == member.task), member)
+    if held and not member.refs:
+        raise ValueError(
+            f"{member.task} is the only member left and {merge.method.name} gives it back: hand in its refs"
+        )
     names = {name for name, ref in member.refs.items() if ref.numel and name in merge.out}
     total = sum(merge.base[n].nbytes + member.refs[n].nbytes + merge.out[n].nbytes for n in names)
-    merge.driver.write("give", merge.plan(names), GivePass(merge.source, member, merge.out), total)
+    plan = merge.plan(names)
+    found = merge.driver.write("give", plan, GivePass(merge.source, member, merge.out), total)
+    merge.lost((piece.name, count) for piece, count in by_piece(plan, found))
     return names
 
 
 def _with(member: Incoming, known: Known) -> Incoming:
-    return Incoming(member.task, member.weight, member.refs, known, member.seed)
+    return replace(member, known=known)
 
 
 @contextmanager
-def _folder_for_state(merge: _Merge, new_state: Path | None, *, needed: bool) -> Iterator[Path | None]:
+def _folder_for_state(merge: Merge, new_state: Path | None, *, needed: bool) -> Iterator[Path | None]:
     """The folder of the new state; a temporary one beside the output where none is kept but the method
     concludes."""
     if new_state is not None:
@@ -332,55 +333,3 @@ def _folder_for_state(merge: _Merge, new_state: Path | None, *, needed: bool) ->
         beside = Path(next(iter(merge.out.values())).file).parent
         with tempfile.TemporaryDirectory(prefix=".plait-state-", dir=beside) as name:
             yield Path(name)
-
-
-def _check(
-    method: TensorMethod,
-    base: Mapping[str, TensorRef],
-    members: Sequence[Incoming],
-    enter: Sequence[Incoming],
-    leave: Sequence[Incoming],
-    out: Mapping[str, TensorRef],
-) -> None:
-    """Catch a caller's mistake before a tensor is read."""
-    for member in (*enter, *leave):
-        for name, ref in member.refs.items():
-            if name not in base or ref.shape != base[name].shape:
-                raise ValueError(f"{member.task}: {name} {ref.shape} does not fit the base")
-            if not (ref.mergeable and base[name].mergeable):
-                raise ValueError(f"{member.task}: {name} is {ref.dtype} and cannot be merged")
-        if method.draws() and not member.seed:
-            raise ValueError(f"{member.task}: method {method.name} draws random numbers and needs a seed")
-    if leave and method.facts.family != "additive":
-        raise ValueError(f"method {method.name} has no inverse: fold again without {leave[0].task}")
-    tasks = [m.task for m in members]
-    if len(set(tasks)) != len(tasks):
-        raise ValueError(f"two members have one name: {tasks}")
-    for name, place in out.items():
-        if name not in base or place.shape != base[name].shape:
-            raise ValueError(f"output {name} {place.shape} does not fit the base")
-
-
-def _identity(merge: _Merge, state: Path | None, new_state: Path | None) -> list[Any]:
-    """All that decides which bytes a merge writes where: an interrupted one goes on only if this is the
-    same."""
-
-    def row(member: Incoming) -> list[Any]:
-        return [member.task, member.weight, _refs(member.refs), member.known, member.seed.hex()]
-
-    method = merge.method
-    files = {ref.file for m in (*merge.enter, *merge.leave) for ref in m.refs.values()}
-    files |= {ref.file for ref in merge.base.values()}
-    files |= {str(state / name) for name in (DENSE, SPARSE)} if state is not None else set()
-    stamps = [[file, (status := os.stat(file)).st_size, status.st_mtime_ns] for file in sorted(files)]
-    return [
-        [method.name, method.options()],
-        *([row(m) for m in group] for group in (merge.members, merge.enter, merge.leave)),
-        [_refs(merge.base), _refs(merge.out)],
-        [str(state), str(new_state), merge.settings.chunk, merge.settings.allow_nonfinite],
-        stamps,
-    ]
-
-
-def _refs(refs: Mapping[str, TensorRef]) -> list[list[Any]]:
-    return [[n, r.dtype, list(r.shape), r.file, r.start] for n, r in sorted(refs.items())]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from plait.checkpoint.format import FileWriter, fsync_folder, read_header
-from plait.engine.desk import Desk, torch_dtype
+from plait.engine.desk import Desk, overflowed, torch_dtype
 from plait.engine.drive import Driver
 from plait.engine.move import CopyPass
-from plait.engine.plan import Settings, whole
+from plait.engine.plan import Settings, by_piece, whole
 from plait.engine.progress import Gauge
 from plait.engine.source import Incoming, Source
 from plait.errors import VerificationError
@@ -26,11 +26,14 @@ STATE = "state.safetensors"
 
 @dataclass(frozen=True)
 class Modelled:
-    """known: by task, what each step found. counts: tensors "merged" and "copied"."""
+    """known: by task, what each step found. counts: tensors "merged" and "copied". overflowed: elements of
+    the output that are NaN or infinite, by tensor, where there are any: steps ran away, or the values are too
+    large for the output's dtype."""
 
     known: dict[str, Known]
     counts: dict[str, int]
     seconds: float
+    overflowed: dict[str, int] = field(default_factory=dict)
 
 
 def run_model(
@@ -50,8 +53,7 @@ def run_model(
 
     The arguments are those of `fold`; weights are fp32, fp64 where the base is fp64. Runs in the caller's
     thread, with its torch threads: bytes are the same for the same thread count, device and library versions.
-    Errors: NonFinite for an input, also for what a step returns; VerificationError for a state of another
-    base.
+    Errors: NonFinite for an input; VerificationError for a state of another base.
     """
     start = time.monotonic()
     desk = Desk()
@@ -71,16 +73,26 @@ def run_model(
         if new_state is not None:
             _save(new_state, desk, {name: now[name] for name in names})
         merged = {name for name in names if name in out}
-        for name in sorted(merged):
-            desk.write(
-                out[name], 0, round_once(now[name].detach().double().flatten(), torch_dtype(out[name].dtype))
-            )
-        copies = CopyPass(tuple((base[n], place) for n, place in sorted(out.items()) if n not in merged))
-        Driver(settings, progress).write("copy", copies.plan(), copies, copies.total)
+        lost = {name: _write(desk, out[name], now[name]) for name in sorted(merged)}
+        rest = sorted(set(out) - merged)
+        copies = CopyPass(tuple((base[n], out[n]) for n in rest))
+        plan = copies.plan()
+        for piece, count in by_piece(
+            plan, Driver(settings, progress).write("copy", plan, copies, copies.total)
+        ):
+            name = rest[int(piece.name)]
+            lost[name] = lost.get(name, 0) + count
     finally:
         desk.close()
     counts = {"merged": len(merged), "copied": len(out) - len(merged)}
-    return Modelled(found, counts, time.monotonic() - start)
+    return Modelled(found, counts, time.monotonic() - start, {n: count for n, count in lost.items() if count})
+
+
+def _write(desk: Desk, place: TensorRef, values: Tensor) -> int:
+    """Write a tensor, rounded once; the number of elements that are not finite then."""
+    rounded = round_once(values.detach().double().flatten(), torch_dtype(place.dtype))
+    desk.write(place, 0, rounded)
+    return overflowed(rounded, place.dtype)
 
 
 def _wide(dtype: str) -> torch.dtype:

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, sqrt
 
-from plait.engine.desk import Desk, count_nonfinite, first_nonfinite, is_finite, place_of, torch_dtype
+from plait.engine.desk import (
+    Desk,
+    count_nonfinite,
+    first_nonfinite,
+    is_finite,
+    overflowed,
+    place_of,
+    torch_dtype,
+)
 from plait.engine.drive import Driver
 from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.progress import Gauge
@@ -27,7 +35,7 @@ def _element(shape: tuple[int, ...], name: str) -> Grain:
 @dataclass(frozen=True)
 class CopyPass:
     """Copies pairs of tensors. A piece is named by the number of its pair, since two pairs may share a
-    name."""
+    name. A job returns for each piece the number of elements that became infinite in another dtype."""
 
     pairs: tuple[tuple[TensorRef, TensorRef], ...]
 
@@ -47,18 +55,23 @@ class CopyPass:
     def total(self) -> int:
         return sum(source.nbytes + target.nbytes for source, target in self.pairs)
 
-    def __call__(self, job: Job, desk: Desk) -> None:
-        for piece in job.pieces:
-            source, target = self.pairs[int(piece.name)]
-            if source.dtype == target.dtype:
-                size = DTYPES[source.dtype].size
-                data = desk.read_bytes_of(source, piece.first * size, piece.count * size, "copy")
-                desk.write_bytes(target, piece.first * size, data)
-            else:
-                from plait.tensors.exact import round_once
+    def __call__(self, job: Job, desk: Desk) -> list[int]:
+        return [self._piece(piece, desk) for piece in job.pieces]
 
-                values = desk.read(source, piece.first, piece.count, "copy")
-                desk.write(target, piece.first, round_once(values.double(), torch_dtype(target.dtype)))
+    def _piece(self, piece: Where, desk: Desk) -> int:
+        source, target = self.pairs[int(piece.name)]
+        if source.dtype == target.dtype:
+            size = DTYPES[source.dtype].size
+            data = desk.read_bytes_of(source, piece.first * size, piece.count * size, "copy")
+            desk.write_bytes(target, piece.first * size, data)
+            return 0
+        from plait.tensors.exact import round_once
+
+        values = desk.read(source, piece.first, piece.count, "copy")
+        rounded = round_once(values.double(), torch_dtype(target.dtype))
+        desk.write(target, piece.first, rounded)
+        lost = overflowed(rounded, target.dtype)
+        return lost and lost - count_nonfinite(values)
 
 
 def copy(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.engine.desk import Desk, torch_dtype
+from plait.engine.desk import Desk, overflowed, torch_dtype
 from plait.engine.plan import Job
 from plait.engine.source import Incoming, Loaded, Source
 from plait.engine.state import Record, StateReader, StateWriter, blank
@@ -90,7 +90,8 @@ class FoldPass:
 
     enter, leave: members that step in, or are taken out. state: what was before; None or a tensor without
     state: the start. new_state: where the state is kept. outlook: None where no output is written. out:
-    places of the output. A job returns what saving each piece told; None where no state is kept.
+    places of the output. A job returns for each piece what saving it told, None where no state is kept, and
+    the number of elements that became infinite.
     """
 
     method: TensorMethod
@@ -102,28 +103,29 @@ class FoldPass:
     out: Mapping[str, TensorRef]
     outlook: Outlook | None
 
-    def __call__(self, job: Job, desk: Desk) -> list[Record | None]:
+    def __call__(self, job: Job, desk: Desk) -> list[tuple[Record | None, int]]:
         return [self._piece(piece, desk) for piece in job.pieces]
 
-    def _piece(self, where: Where, desk: Desk) -> Record | None:
+    def _piece(self, where: Where, desk: Desk) -> tuple[Record | None, int]:
         if self._short and desk.luck.worth_trying():
             values = self._quick(where, desk)
             desk.luck.note(values is not None)
             if values is not None:
                 desk.write(self.out[where.name], where.first, values)
-                return None
+                return None, overflowed(values, self.out[where.name].dtype)
         base = self.source.load(desk, where)
         begun = self.state is not None and where.name in self.state.names
         state = self.state.load(desk, where) if self.state and begun else blank(self.method, where)
         state = self._fold(desk, base, state, begun)
         record = self.new_state.save(desk, where, state) if self.new_state is not None else None
-        place = self.out.get(where.name)
+        place, lost = self.out.get(where.name), 0
         if self.outlook is not None and place is not None:
             shift = self.method.merge(base.values, state, where, self.outlook)
             flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
             values = settle(base.values, flat, torch_dtype(place.dtype))
+            lost = overflowed(values, place.dtype, base.hole)
             desk.write(place, where.first, self.source.keep(desk, base, values))
-        return record
+        return record, lost
 
     @property
     def _short(self) -> bool:
@@ -173,20 +175,25 @@ class FoldPass:
 
 @dataclass(frozen=True)
 class GivePass:
-    """The only member's tensors into the output, unchanged: for a method that gives that member back."""
+    """The only member's tensors into the output, unchanged: for a method that gives that member back. A job
+    returns for each piece the number of elements that became infinite."""
 
     source: Source
     member: Incoming
     out: Mapping[str, TensorRef]
 
-    def __call__(self, job: Job, desk: Desk) -> None:
-        for where in job.pieces:
-            base = self.source.load(desk, where)
-            expert = self.source.part(desk, base, self.member).expert
-            place = self.out[where.name]
-            dtype = torch_dtype(place.dtype)
-            values = expert if expert.dtype == dtype else round_once(expert.double(), dtype)
-            desk.write(place, where.first, self.source.keep(desk, base, values))
+    def __call__(self, job: Job, desk: Desk) -> list[int]:
+        return [self._piece(piece, desk) for piece in job.pieces]
+
+    def _piece(self, where: Where, desk: Desk) -> int:
+        base = self.source.load(desk, where)
+        expert = self.source.part(desk, base, self.member).expert
+        place = self.out[where.name]
+        dtype = torch_dtype(place.dtype)
+        values = expert if expert.dtype == dtype else round_once(expert.double(), dtype)
+        lost = overflowed(values, place.dtype, base.hole)
+        desk.write(place, where.first, self.source.keep(desk, base, values))
+        return lost
 
 
 def in_lockstep(
@@ -218,5 +225,6 @@ def collect(
     answers: Answers = {place.name: [] for place in places}
     for job, of_pieces in zip(jobs, found, strict=True):
         for piece, entries in zip(job.pieces, of_pieces, strict=True):
-            answers[piece.name].extend(entries)
+            if entries:  # a member answers for its own tensors only
+                answers[piece.name].extend(entries)
     return answers

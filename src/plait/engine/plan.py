@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from plait.errors import UsageError
 from plait.methods.base import Grain, Where
 from plait.tensors import BLOCK
 from plait.types import TensorRef
+
+R = TypeVar("R")
 
 CHUNK = 2 * BLOCK
 """Elements of a piece by default: the intermediates of one piece stay near the core."""
@@ -109,6 +112,12 @@ def jobs(
         runs.append(tuple(run))
     matrices.sort(key=lambda m: -m[0].count)
     return [Job(index, group) for index, group in enumerate([*matrices, *runs])]
+
+
+def by_piece(plan: Sequence[Job], found: Sequence[Sequence[R]]) -> Iterator[tuple[Where, R]]:
+    """Each piece of a plan with what the pass found for it."""
+    for job, of_pieces in zip(plan, found, strict=True):
+        yield from zip(job.pieces, of_pieces, strict=True)
 
 
 def in_file_order(refs: Mapping[str, TensorRef], names: Sequence[str] | set[str]) -> list[str]:

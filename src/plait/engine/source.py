@@ -18,6 +18,8 @@ class Incoming:
 
     refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known:
     what the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
+    identity: the member's digest; where given, it stands for the bytes in the files when an interrupted merge
+    goes on, so that these may be moved or written again.
     """
 
     task: str
@@ -25,6 +27,7 @@ class Incoming:
     refs: Mapping[str, TensorRef] = field(default_factory=dict)
     known: Known | None = None
     seed: bytes = b""
+    identity: str = ""
 
 
 @dataclass(frozen=True)
