@@ -171,3 +171,18 @@ def test_one_sparsifier_has_many_spellings() -> None:
 def test_wrong_sparsifiers_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make("average", options)
+
+
+@pytest.mark.parametrize("name", ["dare", "della"])
+@pytest.mark.parametrize("density", [1e-320, 2.0**-21])
+def test_densities_too_small_to_divide_by_are_refused(name: str, density: float) -> None:
+    options = {
+        "sparsify": name,
+        "sparsify.density": density,
+        **({"sparsify.spread": 0} if name == "della" else {}),
+    }
+    with pytest.raises(UsageError, match=r"sparsify.density is .*, expected 0 or a number from 2\^-20 to 1"):
+        make("average", options)
+    make("average", {**options, "sparsify.density": 2.0**-20})
+    make("average", {**options, "sparsify.density": 0})
+    make("average", {"sparsify": "breadcrumbs", "sparsify.density": density})

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, Outlook, Part, Quick, Slot, State, Where
-from plait.methods.sparsify import Sparsified
+from plait.methods.base import Facts, Outlook, Quick, State, Where
+from plait.methods.sparsify import SumOfTaskVectors
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact
 from plait.tensors.linear import Linear
 
 
 @dataclass(frozen=True)
-class Average(Sparsified):
+class Average(SumOfTaskVectors):
     """base + sum_i w_i tau_i / sum_i w_i, with tau_i = expert_i - base.
 
     One member of weight 1 comes back bit for bit; of another weight, up to the rounding of w * tau.
@@ -30,12 +30,6 @@ class Average(Sparsified):
         cost="1 pass",
         paper="Wortsman et al. 2022, arXiv 2203.05482",
     )
-
-    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
-        return {"delta": Slot("exact")}
-
-    def statistic(self, part: Part) -> dict[str, Exact]:
-        return {"delta": self.tau(part).times(part.weight)}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()

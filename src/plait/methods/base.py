@@ -24,6 +24,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+from plait.errors import UsageError
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact, ExactSum, Scan, difference
 from plait.types import Answers as Answers
@@ -32,6 +33,25 @@ from plait.types import Survey as Survey
 from plait.types import Where as Where
 
 Grain = Literal["element", "row", "matrix"]
+
+LEAST_WEIGHT = 2.0**-20
+MOST_WEIGHT = 2.0**11
+"""The weights that methods are made for. From the one to the other, TIES counts weights on a grid of 2^-40, which
+moves none by more than 2^-21 of it, and the weights behind an element may add up to just below 2^12; Model Stock
+rounds a member's direction to a step of at most 2^-30 of its weight. Sums of w * tau have no such grid."""
+
+
+def check_weight(weight: Any) -> float:
+    """The weight of a member as a float. UsageError unless it is a number in the range above."""
+    if isinstance(weight, (bool, str, bytes)):
+        raise UsageError(f"weight is {weight!r}, expected a number from 2^-20 to 2^11")
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+        raise UsageError(f"weight is {weight}, expected a number from 2^-20 to 2^11")
+    return number
 
 
 @dataclass(frozen=True)
@@ -124,20 +144,25 @@ class Method:
         return name_of(type(self))
 
     def options(self) -> dict[str, Any]:
-        """The options as plain JSON values, complete (defaults included)."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        """The options as plain JSON values, complete (defaults included). A method has one form only: 1 for an
+        option that is a float is 1.0 here."""
+        return _options(self)
 
     def check(self) -> None:
         """Raise UsageError where an option is out of its range. Called once, before any tensor is read."""
+
+
+def _options(holder: Any) -> dict[str, Any]:
+    from plait.methods.registry import plain_option
+
+    return {f.name: _plain(plain_option(f, getattr(holder, f.name))) for f in fields(holder)}
 
 
 def _plain(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     # An option that has options of its own, such as a sparsifier.
-    return {"name": getattr(value, "name", "")} | {
-        f.name: _plain(getattr(value, f.name)) for f in fields(value)
-    }
+    return {"name": getattr(value, "name", "")} | _options(value)
 
 
 class Quick(Protocol):

@@ -23,7 +23,7 @@ from plait.methods.base import (
     TensorMethod,
     Where,
 )
-from plait.methods.ranges import choice, share
+from plait.methods.ranges import choice, share, text
 from plait.tensors import Tensor, torch
 from plait.tensors.norms import block_sums
 from plait.tensors.spectral import Spectrum, spectrum
@@ -73,6 +73,7 @@ class Opcm(TensorMethod):
     def check(self) -> None:
         share("share", self.share)
         choice("variant", self.variant, ("block", "diagonal"))
+        text("tables", self.tables)
         try:
             re.compile(self.tables)
         except re.error as problem:

@@ -3,8 +3,8 @@ among them, so that a package of yours adds one with a line in its `pyproject.to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,8 +59,8 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 
 def fill(kind: type[T], label: str, options: Mapping[str, Any]) -> T:
-    """An instance of dataclass `kind`; text becomes what the default of the field is. UsageError names what
-    is unknown.
+    """An instance of dataclass `kind`; values become of the types that the fields declare. UsageError names what
+    is unknown or of another type.
 
     label: what the message calls it, such as "method ties". Nothing is checked but words, numbers and truth
     values.
@@ -71,7 +71,8 @@ def fill(kind: type[T], label: str, options: Mapping[str, Any]) -> T:
         offered = ", ".join(known) or "none"
         raise UsageError(f"{label} has no option {', '.join(unknown)}; its options are: {offered}")
     defaults = kind()
-    return kind(**{key: _cast(key, value, getattr(defaults, key)) for key, value in options.items()})
+    given = {key: getattr(defaults, key) for key in known} | dict(options)
+    return kind(**{key: plain_option(f, given[key], getattr(defaults, key)) for key, f in known.items()})
 
 
 def _undotted(given: dict[str, Any]) -> dict[str, Any]:
@@ -87,22 +88,56 @@ def _undotted(given: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _cast(key: str, value: Any, default: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return value
-    if isinstance(default, bool):
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in words:
-            raise UsageError(f"{key} is {value!r}, expected true or false")
-        return words[str(value).lower()]
-    if isinstance(default, (int, float)):
-        try:
-            number = float(value)
-        except ValueError:
-            raise UsageError(f"{key} is {value!r}, expected a number") from None
-        if isinstance(default, int):
-            if not number.is_integer():
-                raise UsageError(f"{key} is {value!r}, expected a whole number")
-            return int(number)
-        return number
+def plain_option(field: Field[Any], value: Any, default: Any = MISSING) -> Any:
+    """`value` as what the option `field` declares: bool, int, float or str, so that equal options are equal in
+    JSON; None where the field takes it. Text may stand for each. UsageError for any other type; options of
+    other types come back as they are. default: the field's, where it is known."""
+    declared = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+    words = {word.strip() for word in declared.split("|")}
+    if value is None and (default is None or field.default is None or "None" in words):
+        return None
+    for word, read in _READERS.items():
+        if words - {"None"} == {word}:
+            if getattr(value, "shape", None) == () and hasattr(value, "item"):
+                value = value.item()  # a number of numpy or torch
+            return read(field.name, value)
     return value
+
+
+def _truth(key: str, value: Any) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if not isinstance(value, (bool, int, str)) or str(value).lower() not in words:
+        raise UsageError(f"{key} is {value!r}, expected true or false")
+    return words[str(value).lower()]
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError
+        return float(value) + 0.0  # never -0.0
+    except (ValueError, OverflowError):
+        raise UsageError(f"{key} is {value!r}, expected a number") from None
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    number = _number(key, value)
+    if not number.is_integer():
+        raise UsageError(f"{key} is {value!r}, expected a whole number")
+    return int(number)
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{key} is {value!r}, expected text")
+    return str(value)
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "bool": _truth,
+    "int": _whole,
+    "float": _number,
+    "str": _text,
+}

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from plait.errors import UsageError
-from plait.methods.base import AdditiveMethod, Answers, Grain, Known, Part, Survey, Where
-from plait.methods.ranges import share
+from plait.methods.base import AdditiveMethod, Answers, Grain, Known, Part, Slot, Survey, Where
+from plait.methods.ranges import number, share
 from plait.methods.registry import fill
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact
 from plait.tensors.random import uniform
 from plait.tensors.select import Cut, answer, keys, largest
+
+LEAST_DENSITY = 2.0**-20
+"""The least density above 0 of sparsifiers that divide by it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Sparsifier:
     def check(self) -> None:
         """Raise UsageError where an option is out of its range."""
         share("sparsify.density", self.density)
+        if self.random and 0 < self.density < LEAST_DENSITY:
+            raise UsageError(
+                f"sparsify.density is {self.density:g}, expected 0 or a number from 2^-20 to 1, because what is "
+                "kept is divided by it"
+            )
 
     def prepare(self, places: Mapping[str, Where]) -> Generator[Survey, Answers, Known]:
         """Passes over the member, as in `TensorMethod.prepare`."""
@@ -83,6 +91,7 @@ class Della(Sparsifier):
 
     def check(self) -> None:
         super().check()
+        number("sparsify.spread", self.spread)
         most = 2 * min(self.density, 1 - self.density)
         if not 0 <= self.spread <= most + 1e-12:
             raise UsageError(
@@ -213,6 +222,17 @@ class Sparsified(AdditiveMethod):
         if ask["to"] == "sparsify" and self.sparsify is not None:
             return self.sparsify.measure(part, ask["ask"])
         return self.survey(self.tau(part, ask["known"]), part, ask["ask"])
+
+
+@dataclass(frozen=True)
+class SumOfTaskVectors(Sparsified):
+    """A method whose state is one sum, sum_i w_i tau_i. A subclass says what `merge` makes of it."""
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return {"delta": Slot("exact")}
+
+    def statistic(self, part: Part) -> dict[str, Exact]:
+        return {"delta": self.tau(part).times(part.weight)}
 
 
 def _addressed(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, Outlook, Part, Quick, Slot, State, Where
+from plait.methods.base import Facts, Outlook, Quick, State, Where
 from plait.methods.ranges import finite
-from plait.methods.sparsify import Sparsified
+from plait.methods.sparsify import SumOfTaskVectors
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact
 from plait.tensors.linear import Linear
 
 
 @dataclass(frozen=True)
-class TaskArithmetic(Sparsified):
+class TaskArithmetic(SumOfTaskVectors):
     """base + scale * sum_i w_i tau_i, with tau_i = expert_i - base (Ilharco et al. 2023, eq. in section 4.2).
 
     scale: 0 gives the base, 1 with one member of weight 1 gives that expert bit for bit.
@@ -36,12 +36,6 @@ class TaskArithmetic(Sparsified):
     def check(self) -> None:
         super().check()
         finite("scale", self.scale)
-
-    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
-        return {"delta": Slot("exact")}
-
-    def statistic(self, part: Part) -> dict[str, Exact]:
-        return {"delta": self.tau(part).times(part.weight)}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()
