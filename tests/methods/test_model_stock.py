@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.methods.base import LEAST_WEIGHT, MOST_WEIGHT
 from plait.methods.memory import apply
 from plait.methods.registry import make
 
@@ -67,12 +68,17 @@ def test_a_tensor_that_only_one_member_changes_is_averaged() -> None:
     assert (got - (base + (expert - base) / 2)).abs().max() < 1e-15
 
 
-def test_a_member_of_weight_0_says_nothing() -> None:
-    base, experts = tensors(3, 1.0)
+@pytest.mark.parametrize("weight", [LEAST_WEIGHT, 1.3 * LEAST_WEIGHT, 2.0**-11, MOST_WEIGHT])
+def test_equal_weights_of_any_size_give_what_weights_of_1_give(weight: float) -> None:
+    base, experts = tensors(4, 0.5)
     models = [{"w": e} for e in experts]
-    two = apply(make("model_stock"), {"w": base}, models[:2])["w"]
-    three = apply(make("model_stock"), {"w": base}, models, [1.0, 1.0, 0.0])["w"]
-    assert torch.equal(two, three)
+    for clamp in (True, False):
+        method = make("model_stock", {"clamp": clamp})
+        want = apply(method, {"w": base}, models)["w"]
+        got = apply(method, {"w": base}, models, [weight] * 4)["w"]
+        # Rounding to steps of 2^-30 of the weight moves ||U||^2 by about 2 ||U|| 2^-30 / sqrt(12) and t by 2^-31 of
+        # it; on a grid of 2^-40 it would be 2^-21 for the least weight.
+        assert (got - want).abs().max() <= 2.0**-30 * (want - base).abs().max()
 
 
 def test_opposed_beyond_reason_gives_the_base_without_clamp_too() -> None:

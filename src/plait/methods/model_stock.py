@@ -8,6 +8,7 @@ from math import fsum, sqrt
 from typing import Any, ClassVar
 
 from plait.methods.base import Answers, Facts, Known, MemberFacts, Outlook, Part, Slot, State, Survey, Where
+from plait.methods.ranges import truth
 from plait.methods.sparsify import Sparsified
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.exact import Exact
@@ -45,8 +46,12 @@ class ModelStock(Sparsified):
         paper="Jang et al. 2024, arXiv 2403.19522",
     )
 
+    def check(self) -> None:
+        super().check()
+        truth("clamp", self.clamp)
+
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
-        return {"delta": Slot("exact"), "direction": Slot("narrow")}
+        return {"delta": Slot("exact"), "direction": Slot("exact")}
 
     def gather(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
         answers = yield Survey()
@@ -64,8 +69,8 @@ class ModelStock(Sparsified):
         tau = self.tau(part)
         norm = part.known["norms"][part.where.name]
         unit = tau.double() / norm if norm else torch.zeros(part.where.count, dtype=torch.float64)
-        grid = torch.round(unit * part.weight * 2.0**40) * 2.0**-40
-        return {"delta": tau.times(part.weight), "direction": Exact.of(grid)}
+        direction = Exact.of(unit * part.weight).round_to(_quantum(part.weight))
+        return {"delta": tau.times(part.weight), "direction": direction}
 
     def conclude(
         self, places: Mapping[str, Where], members: Sequence[MemberFacts]
@@ -82,6 +87,12 @@ class ModelStock(Sparsified):
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()
         return total.over(outlook.weight).times(outlook.known["t"][where.name])
+
+
+def _quantum(weight: float) -> int:
+    """The exponent of the grid of a member's direction: finer for a light one, lest it vanish. From LEAST_WEIGHT
+    on, the step is at most 2^-30 of the weight."""
+    return -40 if abs(weight) >= 2.0**-10 else -50
 
 
 def _total(found: Sequence[tuple[int, list[float]]]) -> float:
