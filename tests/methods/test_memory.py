@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from plait import merge_files
 from plait.errors import KeyMismatch, NonFinite, RefusedInput, UsageError
-from plait.methods.base import Facts, Known, MemberFacts, Method, ModelMethod
+from plait.methods.average import Average
+from plait.methods.base import LEAST_WEIGHT, MOST_WEIGHT, Facts, Known, MemberFacts, Method, ModelMethod
 from plait.methods.memory import Table, apply, content
 from plait.methods.registry import make
 from plait.tensors import BLOCK
@@ -95,6 +99,55 @@ def test_numbers_of_weights_seeds_and_chunks_are_checked() -> None:
         apply(make("average"), base, [expert], chunk=100)
     with pytest.raises(UsageError, match="neither a TensorMethod nor a ModelMethod"):
         apply(Method(), base, [expert])
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), 2.0**-21, 2049, True, "1", None])
+def test_weights_out_of_range_are_refused(weight: Any) -> None:
+    base, expert = pair()
+    with pytest.raises(UsageError, match=r"weight is .*, expected a number from 2\^-20 to 2\^11"):
+        apply(make("average"), base, [expert], [weight])
+    with pytest.raises(UsageError, match="expected a number from"):
+        Table(Average(), base).enter(expert, weight)
+
+
+@pytest.mark.parametrize("weight", [LEAST_WEIGHT, MOST_WEIGHT])
+@pytest.mark.parametrize("name", ["average", "ties", "model_stock"])
+def test_the_ends_of_the_range_of_weights_give_the_expert_back(name: str, weight: float) -> None:
+    base, expert = pair()
+    method = make(name, {"density": 1} if name == "ties" else {})
+    assert torch.equal(apply(method, base, [expert], [weight])["w"], expert["w"])
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", ["average", "task_arithmetic", "ties", "model_stock", "magmax", "opcm"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_nonfinite_elements_are_what_the_engine_makes_of_them(
+    name: str, wide: bool, count: int, tmp_path: Path
+) -> None:
+    draw = torch.Generator().manual_seed(count)
+    base = {"a": torch.randn(6, 7, generator=draw), "b": torch.randn(9, generator=draw), "c": torch.ones(3)}
+    experts = [
+        {n: t + torch.randn(t.shape, generator=draw) / 8 for n, t in base.items()} for _ in range(count)
+    ]
+    if wide:
+        experts[0] = {n: t.double() for n, t in experts[0].items()}
+    base["a"][0, 0], base["b"][2] = float("nan"), float("-inf")
+    experts[0]["a"][0, 0], experts[-1]["a"][0, 0] = 3.0, float("inf")
+    experts[0]["a"][2, 3], experts[-1]["b"][4] = float("inf"), float("nan")
+    experts[-1]["c"] = base["c"].clone()
+    experts[-1]["c"][1] = float("nan")
+    paths = [str(tmp_path / f"{i}.safetensors") for i in range(count + 1)]
+    for tensors, path in zip([base, *experts], paths, strict=True):
+        save_file(tensors, path)
+    options: dict[str, Any] = {"scale": 1} if name == "magmax" else {}
+    merge_files(paths[0], paths[1:], tmp_path / "out", name, allow_nonfinite=True, **options)
+    (file,) = list((tmp_path / "out").rglob("*.safetensors")) or [tmp_path / "out"]
+    got = apply(make(name, options), base, experts, allow_nonfinite=True)
+    for n, want in load_file(file).items():
+        assert torch.equal(got[n].view(torch.int32), want.view(torch.int32)), n
+    assert bool(torch.isnan(got["a"][0, 0]))
+    assert float(got["b"][2]) == float("-inf")
+    assert sum(int((~torch.isfinite(t)).sum()) for t in got.values()) == 2
 
 
 def test_content_tells_models_apart() -> None:

@@ -115,7 +115,7 @@ def test_what_is_left_is_orthogonal_to_the_protected_directions() -> None:
 
 def test_weights_multiply_task_vectors() -> None:
     base, experts = models(3)
-    weights = [1.0, 2.0, -0.5]
+    weights = [1.0, 2.0, 0.5]
     scaled = [
         {n: base[n] + w * (e[n] - base[n]) for n in base} for w, e in zip(weights, experts, strict=True)
     ]

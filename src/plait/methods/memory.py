@@ -1,7 +1,6 @@
 """Merging in memory: the smallest engine, for notebooks, tests and authors of methods.
 
-It does what the streaming engine does, on mappings of tensors: the same passes, chunks and rounding, so the
-same bytes.
+It does what the streaming engine does, on mappings of tensors: the same passes and rounding, so the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from plait.errors import KeyMismatch, NonFinite, NotRemovable, RefusedInput, UsageError
+from plait.errors import KeyMismatch, NotRemovable, RefusedInput, UsageError
 from plait.methods.base import (
     AdditiveMethod,
     Answers,
@@ -29,7 +28,9 @@ from plait.methods.base import (
     Survey,
     TensorMethod,
     Where,
+    check_weight,
 )
+from plait.methods.finite import filled, require_finite, zeroed
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.exact import ExactSum, round_once, settle
 from plait.types import DTYPES
@@ -53,16 +54,19 @@ def apply(
 
     base, experts: tensor name -> tensor on the CPU; an expert has the base's names and shapes. Float tensors
     are merged; others (integers, truth values, fp8) must equal the base's and are copied.
-    weights: one number for each expert, 1 where left out. problem: what a `ModelMethod` asks for losses.
-    seeds: the root of each expert's random numbers; by default a hash of its content. chunk: elements, a
-    multiple of BLOCK. Returns new tensors in the base's dtypes and order.
+    weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out. problem: what a
+    `ModelMethod` asks for losses. seeds: the root of each expert's random numbers; by default a hash of its
+    content. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN or infinite it takes
+    the base's value; where the base is, the merged tensor keeps what the base has (a `ModelMethod` refuses such
+    a base). Returns new tensors in the base's dtypes and order.
     Errors: KeyMismatch, NonFinite, RefusedInput, UsageError.
     """
-    given = [1.0] * len(experts) if weights is None else [float(w) for w in weights]
+    given = [1.0] * len(experts) if weights is None else list(weights)
     if len(given) != len(experts):
         raise UsageError(f"{len(given)} weights for {len(experts)} experts; give one for each")
     if seeds is not None and len(seeds) != len(experts):
         raise UsageError(f"{len(seeds)} seeds for {len(experts)} experts; give one for each")
+    given = [check_weight(w) for w in given]
     method.check()
     if isinstance(method, ModelMethod):
         return _apply_model(method, base, experts, given, problem, allow_nonfinite)
@@ -110,18 +114,25 @@ class Table:
         self.members: list[Entry] = []
         self.places = {n: whole(n, t) for n, t in self.base.items() if mergeable(t) and t.numel()}
         self._states: dict[str, list[tuple[Where, State]]] = {}
-        if not allow_nonfinite:
-            _require_finite("base", self.base, self.places)
+        self._given = self.base
+        self._holes: dict[str, Tensor] = {}
+        if allow_nonfinite:
+            self.base, self._holes = zeroed(self.base, self.places)
+        else:
+            require_finite("base", self.base, self.places)
 
     def enter(self, expert: Mapping[str, Tensor], weight: float = 1.0, *, seed: bytes | None = None) -> None:
         """Take a member in, at the end of the list."""
+        weight = check_weight(weight)
         held = _at_hand(expert)
-        check_names(self.base, held, f"expert {len(self.members)}")
+        check_names(self._given, held, f"expert {len(self.members)}")
         if not self.allow_nonfinite:
-            _require_finite(f"expert {len(self.members)}", held, self.places)
+            require_finite(f"expert {len(self.members)}", held, self.places)
         if seed is None:
             seed = content(held) if self.method.draws() else b""
-        changed = frozenset(n for n in self.places if not same_bytes(self.base[n], held[n]))
+        changed = frozenset(n for n in self.places if not same_bytes(self._given[n], held[n]))
+        if self.allow_nonfinite:
+            held = filled(held, self.base, self.places, self._holes)
         entry = Entry(held, weight, seed, changed, {})
         with one_thread():
             entry.known = self._prepare(entry)
@@ -148,11 +159,16 @@ class Table:
         only = self.members[0] if len(members) == 1 and self.method.reduces(members) else None
         with one_thread():
             outlook = Outlook(tuple(members), self._conclude(members))
-            return {name: self._output(name, tensor, outlook, only) for name, tensor in self.base.items()}
+            return {n: self._kept(n, self._output(n, t, outlook, only)) for n, t in self.base.items()}
 
     def states(self) -> dict[str, list[tuple[Where, State]]]:
         """Tensor name -> (place, state) of every chunk, for tensors that some member changed."""
         return self._states
+
+    def _kept(self, name: str, merged: Tensor) -> Tensor:
+        """The merged tensor, with what the base has where it is not finite."""
+        hole = self._holes.get(name)
+        return merged if hole is None else torch.where(hole, self._given[name], merged)
 
     def _output(self, name: str, tensor: Tensor, outlook: Outlook, only: Entry | None) -> Tensor:
         if only is not None and name in only.changed:
@@ -346,17 +362,6 @@ def _at_hand(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _require_finite(owner: str, tensors: Mapping[str, Tensor], places: Mapping[str, Where]) -> None:
-    for name in places:
-        finite = torch.isfinite(tensors[name].view(-1))
-        if not bool(finite.all()):
-            at = int((~finite).nonzero()[0, 0])
-            raise NonFinite(
-                f"{owner}: tensor {name} holds {float(tensors[name].view(-1)[at])} at flat index {at}, "
-                "expected finite numbers; repair the checkpoint, or allow it with allow_nonfinite"
-            )
-
-
 def _apply_model(
     method: ModelMethod,
     base: Mapping[str, Tensor],
@@ -367,16 +372,17 @@ def _apply_model(
 ) -> dict[str, Tensor]:
     held = _at_hand(base)
     places = {n: whole(n, t) for n, t in held.items() if mergeable(t)}
-    if not allow_nonfinite:
-        _require_finite("base", held, places)
+    require_finite("base", held, places)
     start = {n: wide(held[n]) for n in places}
     state = method.start(start)
     members: list[MemberFacts] = []
     for i, (expert, weight) in enumerate(zip(experts, weights, strict=True)):
         there = _at_hand(expert)
         check_names(held, there, f"expert {i}")
-        if not allow_nonfinite:
-            _require_finite(f"expert {i}", there, places)
+        if allow_nonfinite:
+            there = filled(there, held, places, {})
+        else:
+            require_finite(f"expert {i}", there, places)
         members.append(MemberFacts(weight, {}))
         weights_of = {n: there[n].to(start[n].dtype) for n in places}
         state, known = method.step(state, start, weights_of, tuple(members), problem)
