@@ -138,7 +138,6 @@ REFUSALS = [
     ("merge line b --weight 0", 2, "weight is 0.0, expected a number above 0"),
     ("merge line b --from 99", 5, "'99' is no entry and no version of this line"),
     ("unmerge line ghost", 5, "task 'ghost' is not a member; members are: a"),
-    ("unmerge line a --algebraic", 5, "method task_arithmetic has no algebraic removal, only mdm_oc has"),
     ("reweight line ghost 2", 5, "task 'ghost' is not a member"),
     ("replace line ghost b", 5, "task 'ghost' is not a member"),
     ("status base", 5, "base"),

@@ -119,25 +119,6 @@ def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None
     assert last() == ("gc", (), {"dry_run": False, "grace": 1.5})
 
 
-def test_algebraic_is_refused_where_the_method_has_no_such_removal(plait: Plait, line: Path) -> None:
-    ready(plait, line)
-    done = plait("unmerge", line, "a", "--algebraic")
-    assert done.code == 5
-    assert "average has no algebraic removal, only mdm_oc has" in done.error
-    assert last()[0] == "open"
-
-
-def test_algebraic_is_passed_on_where_the_method_has_it(
-    plait: Plait, line: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from plait.methods.average import Average
-
-    ready(plait, line)
-    monkeypatch.setattr(Average, "algebraic", True, raising=False)
-    assert plait("unmerge", line, "a", "--algebraic").code == 0
-    assert last()[2] == {"checkpoint": None, "algebraic": True}
-
-
 def test_init_passes_options_by_flag_and_by_set(plait: Plait, line: Path) -> None:
     words = "--base b --method task_arithmetic --scale 0.7 --set sparsify=dare --set sparsify.density=0.25"
     done = plait(

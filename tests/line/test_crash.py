@@ -40,9 +40,10 @@ class World:
         write_folder(self.made / "base", base, shards=2)
         for i, name in enumerate("abcx"):
             write_folder(self.made / name, expert_tensors(base, i))
-        line = Line.create(self.made / "line", self.made / "base", "ties", density=0.5)
+        line = Line.create(self.made / "line", self.made / "base", "model_stock")
         for task in "axb":
             line.merge(self.made / task)
+        self.held = {e["version"] for e in line.log() if any(m["task"] == "x" for m in e["members"])}
         line.unmerge("x")
         self.before = line.digest
         shutil.copytree(self.made, root / "after", symlinks=True)
@@ -98,6 +99,9 @@ def checker(world: World, verb: str) -> Callable[[Path], None]:
             assert not same_bits(read(folder / "out"), never)
         assert world.finish(verb, folder) == (digest, members)
         assert line.verify(replay=True)["ok"]
+        if verb == "purge":
+            assert not world.held & set(line.store.versions.all())
+            assert not list((folder / "line" / "tmp").iterdir())
 
     return check
 

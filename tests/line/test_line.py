@@ -255,7 +255,7 @@ def test_line_files_and_memory_agree(tmp_path: Path, method: str, dtype: torch.d
     base = base_tensors(dtype)
     experts = [expert_tensors(base, i) for i in range(3)]
     write_file(tmp_path / "base.safetensors", base)
-    paths = [write_file(tmp_path / f"{i}.safetensors", e) for i, e in enumerate(experts)]
+    paths = [write_file(tmp_path / f"e{i}.safetensors", e) for i, e in enumerate(experts)]
     line = Line.create(tmp_path / "line", tmp_path / "base.safetensors", method, **METHODS[method])
     for path, weight in zip(paths, (1.0, 0.7, 2.0), strict=True):
         line.merge(path, weight=weight)

@@ -72,6 +72,11 @@ def _arguments(parser: Parser) -> None:
         metavar="N",
         help="for folds: keep the state after every N members too, so that a removal is faster; 0 by default",
     )
+    parser.add_argument(
+        "--allow-nonfinite",
+        action="store_true",
+        help="take a base with NaN or infinity; these elements stay as they are",
+    )
     parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
     group = parser.add_argument_group("options of the method")
     group.add_argument(
@@ -124,6 +129,7 @@ def _init(args: Namespace) -> Answer:
         seed=args.seed,
         keep=args.keep,
         snapshots=args.snapshots,
+        allow_nonfinite=args.allow_nonfinite,
         allow_pickle=args.allow_pickle,
         **options,
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from plait.cli.opening import accounting_words, add_line, deployed, open_line
 from plait.cli.output import Answer, number, one_line, pairs, safe, short
 from plait.cli.parser import Parser, Verb, finite
-from plait.errors import NotRemovable
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -74,11 +73,6 @@ def _unmerge_arguments(parser: Parser) -> None:
     add_line(parser)
     parser.add_argument("task", metavar="TASK", help="the member to take out")
     _own_checkpoint(parser)
-    parser.add_argument(
-        "--algebraic",
-        action="store_true",
-        help="subtract the member's own direction only; not as if it had never been merged (mdm_oc)",
-    )
 
 
 def _own_checkpoint(parser: Parser) -> None:
@@ -87,27 +81,13 @@ def _own_checkpoint(parser: Parser) -> None:
         metavar="DIR",
         help="the member's own checkpoint, where the line keeps statistics only",
     )
+    parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
 
 
 def _unmerge(args: Namespace) -> Answer:
     line = open_line(args)
-    words: dict[str, Any] = {"checkpoint": args.checkpoint}
-    if args.algebraic:
-        _check_algebraic(line)
-        words["algebraic"] = True
+    words: dict[str, Any] = {"checkpoint": args.checkpoint, "allow_pickle": args.allow_pickle}
     return _changed(line, args, line.unmerge(args.task, **words), "unmerged {task}")
-
-
-def _check_algebraic(line: Line) -> None:
-    """Only a method that has such a removal may be asked for it (class attribute `algebraic`)."""
-    from plait.methods.registry import find
-
-    name = str(line.status()["method"])
-    if not getattr(find(name), "algebraic", False):
-        raise NotRemovable(
-            f"method {name} has no algebraic removal, only mdm_oc has; leave --algebraic out: the member "
-            "is then taken out exactly"
-        )
 
 
 def _reweight_arguments(parser: Parser) -> None:
@@ -119,7 +99,7 @@ def _reweight_arguments(parser: Parser) -> None:
 
 def _reweight(args: Namespace) -> Answer:
     line = open_line(args)
-    done = line.reweight(args.task, args.weight, checkpoint=args.checkpoint)
+    done = line.reweight(args.task, args.weight, checkpoint=args.checkpoint, allow_pickle=args.allow_pickle)
     return _changed(line, args, done, "reweighted {task} to {weight}")
 
 

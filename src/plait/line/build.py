@@ -7,10 +7,11 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.checkpoint.keys import matcher
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.checkpoint.output import plan_output
 from plait.errors import PlaitError
@@ -18,9 +19,11 @@ from plait.line.member import Member, refs_of, seed_of
 from plait.types import TensorRef
 
 if TYPE_CHECKING:
-    from plait.engine import Incoming
+    from plait.engine import Folded, Incoming, Settings
     from plait.methods.base import TensorMethod
     from plait.store import Store
+
+STATE_FILES = ("dense.safetensors", "sparse.safetensors")
 
 StateObjects = dict[str, str]
 """File name inside a state folder -> object digest."""
@@ -43,15 +46,16 @@ class Setting:
     chunk: int | None = None
     quiet: bool = True
 
-    def mergeable(self) -> dict[str, TensorRef]:
-        """The base's tensors that a member may change."""
-        from fnmatch import fnmatchcase
 
-        return {
-            n: r
-            for n, r in self.base.tensors.items()
-            if r.mergeable and n not in self.base.aliases and not any(fnmatchcase(n, p) for p in self.private)
-        }
+def mergeable(base: Checkpoint, private: Sequence[str]) -> dict[str, TensorRef]:
+    """The base's tensors that a member may change."""
+    own = matcher(private)
+    return {n: r for n, r in base.tensors.items() if r.mergeable and n not in base.aliases and not own(n)}
+
+
+def untied(base: Checkpoint, private: Sequence[str]) -> frozenset[str]:
+    """Second names of tied weights that are private here: they keep the base's bytes."""
+    return frozenset(filter(matcher(private), base.aliases))
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Built:
     state: Path | None
     snapshots: dict[int, Path]  # state after so many members
     counts: dict[str, Any]
+    notes: tuple[str, ...]
 
 
 def operand(setting: Setting, member: Member) -> Operand:
@@ -101,54 +106,99 @@ def build(
     from plait import engine
 
     if not after:
-        return Built(None, setting.base_digest, setting.base_digests, (), None, {}, {})
-    state_in = _link_state(setting, state, work / "state-in") if state else None
-    after = list(after)
-    snapshots: dict[int, Path] = {}
-    settings = _engine_settings(setting)
-    base = setting.mergeable()
-    stages = _stages(setting, after, enter, additive=_additive(setting.method))
+        return Built(None, setting.base_digest, setting.base_digests, (), None, {}, {}, ())
+    making = _Making(setting, work, list(after), _link_state(setting, state, work / "state-in"), state)
+    stages = _stages(setting, after, enter)
     for position, stage in stages[:-1]:
         folder = work / f"snapshot-{position}"
-        folded = engine.fold(
-            setting.method,
-            base,
-            [_incoming(setting, m, {}) for m in after[:position]],
-            enter=[_incoming(setting, o.member, o.refs) for o in stage],
-            leave=(),
-            state=state_in,
-            new_state=folder,
-            out={},
-            settings=settings,
-            journal=work / f"journal-{position}",
-        )
-        after = _learn(setting, after, folded.known, work)
-        snapshots[position] = state_in = folder
-    output = plan_output(setting.base, version_place(setting.base, work / "version"))
-    progress = None if setting.quiet else engine.Progress()
-    new_state = work / "state"
-    folded = engine.fold(
-        setting.method,
-        base,
-        [_incoming(setting, m, {}) for m in after],
-        enter=[_incoming(setting, o.member, o.refs) for o in stages[-1][1]],
-        leave=[_incoming(setting, o.member, o.refs) for o in leave],
-        state=state_in,
-        new_state=new_state,
-        out={n: output.places[n] for n in base},
-        settings=settings,
-        progress=progress,
-        journal=work / "journal",
+        making.fold(position, stage, (), folder, {})
+        making.snapshots[position] = making.state = folder
+        making.identity = f"snapshot {position}"
+    output = plan_output(
+        setting.base,
+        version_place(setting.base, work / "version"),
+        untie=untied(setting.base, setting.private),
     )
-    after = _learn(setting, after, folded.known, work)
+    base = mergeable(setting.base, setting.private)
+    folded = making.fold(
+        len(after), stages[-1][1], leave, work / "state", {n: output.places[n] for n in base}
+    )
     if setting.snapshots and len(after) % setting.snapshots == 0 and not _additive(setting.method):
-        snapshots[len(after)] = new_state
+        making.snapshots[len(after)] = work / "state"
     rest = [n for n in output.places if n not in base]
-    engine.copy([(setting.base.tensors[n], output.places[n]) for n in rest], settings)
+    engine.copy([(setting.base.tensors[n], output.places[n]) for n in rest], making.settings)
     output.finish()
     digests = open_version(work / "version").digests()
-    made = root_digest(digests)
-    return Built(work / "version", made, digests, tuple(after), new_state, snapshots, dict(folded.counts))
+    return Built(
+        work / "version",
+        root_digest(digests),
+        digests,
+        tuple(making.after),
+        work / "state",
+        making.snapshots,
+        dict(folded.counts),
+        overflow(folded.overflowed),
+    )
+
+
+@dataclass
+class _Making:
+    """A build on its way: members with what is known of them so far, and the state to go on from."""
+
+    setting: Setting
+    work: Path
+    after: list[Member]
+    state: Path | None
+    objects: StateObjects | None
+    snapshots: dict[int, Path] = field(default_factory=dict)
+    identity: str = ""
+
+    def __post_init__(self) -> None:
+        self.settings = engine_settings(self.setting.workers, self.setting.chunk, True)
+        self.identity = " ".join(sorted(self.objects.values())) if self.objects else "nothing"
+
+    def fold(
+        self,
+        position: int,
+        enter: Sequence[Operand],
+        leave: Sequence[Operand],
+        folder: Path,
+        out: Mapping[str, TensorRef],
+    ) -> Folded:
+        from plait import engine
+
+        setting, members = self.setting, self.after[:position]
+        refs: Mapping[str, TensorRef] = {}
+        if len(members) == 1 and members[0].object is not None:  # may come back as it is
+            refs = operand(setting, members[0]).refs
+        folded = engine.fold(
+            setting.method,
+            mergeable(setting.base, setting.private),
+            [_incoming(setting, m, refs) for m in members],
+            enter=[_incoming(setting, o.member, o.refs) for o in enter],
+            leave=[_incoming(setting, o.member, o.refs) for o in leave],
+            state=self.state,
+            new_state=folder,
+            out=out,
+            settings=self.settings,
+            progress=engine.Progress() if out and not setting.quiet else None,
+            journal=self.work / f"journal-{position}",
+            base_identity=setting.base_digest,
+            state_identity=self.identity,
+        )
+        self.after = _learn(setting, self.after, folded.known, self.work)
+        return folded
+
+
+def overflow(found: Mapping[str, int]) -> tuple[str, ...]:
+    """A note on elements of the merged model that are too large for its dtype."""
+    if not found:
+        return ()
+    name = max(found, key=lambda n: found[n])
+    return (
+        f"{sum(found.values())} elements of the merged model are infinite in its dtype, most of them in {name}; "
+        "lower scale or weights",
+    )
 
 
 def version_place(base: Checkpoint, folder: Path) -> Path:
@@ -158,10 +208,10 @@ def version_place(base: Checkpoint, folder: Path) -> Path:
 
 
 def _stages(
-    setting: Setting, after: Sequence[Member], enter: Sequence[Operand], *, additive: bool
+    setting: Setting, after: Sequence[Member], enter: Sequence[Operand]
 ) -> list[tuple[int, list[Operand]]]:
-    """Cut what enters a fold where a snapshot is due: [(members after the stage, operands), ...]."""
-    if additive or not setting.snapshots:
+    """Cut what enters a fold where a snapshot is due: [(members after the stage, operands), ...], at least one."""
+    if _additive(setting.method) or not setting.snapshots:
         return [(len(after), list(enter))]
     stages: list[tuple[int, list[Operand]]] = []
     stage: list[Operand] = []
@@ -170,7 +220,7 @@ def _stages(
         if position == len(after) or position % setting.snapshots == 0:
             stages.append((position, stage))
             stage = []
-    return stages
+    return stages or [(len(after), [])]
 
 
 def _additive(method: TensorMethod) -> bool:
@@ -207,19 +257,24 @@ def _incoming(setting: Setting, member: Member, refs: Mapping[str, TensorRef]) -
         refs=dict(refs),
         known=knowledge(setting, member),
         seed=seed_of(setting.seed, member.digest),
+        identity=member.digest,
     )
 
 
-def _engine_settings(setting: Setting) -> Any:
+def engine_settings(workers: int | None, chunk: int | None, allow_nonfinite: bool) -> Settings:
     from plait import engine
 
-    chosen = {"workers": setting.workers, "chunk": setting.chunk}
-    return engine.Settings(**{k: v for k, v in chosen.items() if v is not None}, allow_nonfinite=True)
+    chosen = {"workers": workers, "chunk": chunk}
+    return engine.Settings(
+        **{k: v for k, v in chosen.items() if v is not None}, allow_nonfinite=allow_nonfinite
+    )
 
 
-def _link_state(setting: Setting, state: StateObjects, folder: Path) -> Path:
+def _link_state(setting: Setting, state: StateObjects | None, folder: Path) -> Path | None:
     """Present objects under the names that the engine gave them."""
     shutil.rmtree(folder, ignore_errors=True)
+    if not state:
+        return None
     folder.mkdir(parents=True)
     for name, digest in state.items():
         os.symlink(setting.store.objects.path(digest).resolve(), folder / name)
@@ -252,7 +307,15 @@ def software(method_uses_torch: bool = True) -> dict[str, Any]:
     return row
 
 
+def stack_of(before: Sequence[str]) -> list[str]:
+    """Every stack that had a hand in a state: those before, and this one. Matrix factorisations may differ
+    between stacks in their last bits."""
+    now = software()
+    return sorted({*before, f"torch {now['torch']}, {now['cpu']}"})
+
+
 def write_json(path: Path, value: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # what an interrupted command left may be read-only
     path.write_text(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from plait.line.build import Setting, build, operand, software, version_digest
+from plait.line.build import Setting, build, operand, stack_of, version_digest
 from plait.line.member import Member
 from plait.line.views import last, tensors
 from plait.store import Store
 from plait.store import verify as audit
 
 
-def verify(store: Store, setting: Setting | None, *, replay: bool) -> dict[str, Any]:
+def verify(store: Store, setting: Callable[[], Setting], *, replay: bool) -> dict[str, Any]:
     """Hash every object, version and ledger entry again; with `replay`, also make the model anew."""
     report = audit(store, version_digest)
     problems = list(report.problems)
     answer: str | None = None
-    if replay and setting is not None and not problems:
+    if replay and not problems:
         with store.lock("verify --replay"):
-            answer, found = _replay(store, setting)
+            answer, found = _replay(store, setting())
         problems += found
     return {
         "ok": not problems and (answer is None or answer == "equal"),
@@ -39,6 +40,7 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
     if any(m.object is None for m in members):
         kept = store.settings["retention"]
         return f"not comparable: this line keeps no members (retention {kept})", []
+    store.clear_workspaces()
     work = store.workspace("replay")
     fresh = [Member.of({**row, "known": None}) for row in head["members"]]
     built = build(setting, fresh, work, enter=[operand(setting, m) for m in fresh])
@@ -52,19 +54,12 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
         )
     elif built.state is not None:
         problems += _same_state(built.state, head["state"] or {})
-    made = _made_with(store, head)
     store.clear_workspaces()
-    if problems and made != {k: v for k, v in software().items() if k in made}:
-        return f"not comparable: made with {made}, this is {software()}", []
+    now = stack_of([])
+    if problems and head["stack"] != now:
+        before = "; ".join(head["stack"])
+        return f"not comparable: made with {before}, this is {now[0]}", []
     return ("different" if problems else "equal"), problems
-
-
-def _made_with(store: Store, head: dict[str, Any]) -> dict[str, Any]:
-    """Software that made the current version: that of the last entry which built it."""
-    for entry in reversed(store.ledger.entries()):
-        if entry["version"] == head["version"] and entry.get("software"):
-            return {k: v for k, v in entry["software"].items() if k in ("torch", "cpu")}
-    return {}
 
 
 def _same_state(folder: Path, recorded: dict[str, str]) -> list[str]:

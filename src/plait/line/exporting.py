@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-import tempfile
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +23,104 @@ from plait.store import Store
 def export(store: Store, out: Path, *, version: str | None, task: str | None, force: bool) -> dict[str, Any]:
     """Copy a version to `out`, with its model card, and record the export in the ledger.
 
-    The folder appears under its name complete or not at all. Raises RefusedInput where `out` exists and is
-    not to be replaced, where the version is not on disk any more, or where `task` has no private tensors.
+    The folder appears under its name complete or not at all, after the ledger tells of it: an export that is on
+    disk is always on record. Raises RefusedInput where `out` exists and is not to be replaced, where the version
+    is not on disk any more, or where `task` has no private tensors; LockedError before anything is written.
     """
-    head = views.last(store)
-    entry = head if version is None else views.find(store, version)
-    digest = entry["version"]
-    if not store.versions.has(digest):
-        raise RefusedInput(
-            f"version {digest[:12]} is not on disk any more (this line keeps {store.settings['keep']}); "
-            "export the current one, or make a line with a larger --keep"
-        )
-    if out.exists() and not force:
-        raise RefusedInput(f"{out} exists; give another place, or --force to replace it")
-    if out.exists() and not (out.is_dir() and _looks_like_model(out)):
-        raise RefusedInput(f"{out} exists and is no model folder; it will not be replaced, even with --force")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        shutil.copytree(store.versions.path(digest), staged, dirs_exist_ok=True, copy_function=_copy)
-        (staged / "README.md").write_text(card(_facts(store, entry)), encoding="utf-8")
-        if task is not None:
-            _add_private(store, entry, task, staged)
-        os.chmod(staged, 0o755)
-        _sync(staged)
-        if out.exists():
-            shutil.rmtree(out)
-        os.rename(staged, out)
-        fsync_folder(out.parent)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
     with store.lock("export"):
-        now = views.last(store)
-        written = store.ledger.append(
-            {
-                **carried(now),
-                "verb": "export",
-                "task": task,
-                "receipt": {
-                    "out": str(out),
-                    "version": digest,
-                    "tasks": [m["task"] for m in entry["members"]],
-                },
-            }
-        )
+        entry = views.last(store) if version is None else views.find(store, version)
+        digest = entry["version"]
+        if not store.versions.has(digest):
+            raise RefusedInput(
+                f"version {digest[:12]} is not on disk any more (this line keeps {store.settings['keep']}); "
+                "export the current one, or make a line with a larger --keep"
+            )
+        refuse_place(out, [store.path], force=force)
+        staged = staging(out, str(store.path))
+        try:
+            shutil.copytree(store.versions.path(digest), staged, copy_function=_copy)
+            (staged / "README.md").write_text(card(_facts(store, entry)), encoding="utf-8")
+            if task is not None:
+                _add_private(store, entry, task, staged)
+            os.chmod(staged, 0o755)
+            _sync(staged)
+            written = store.ledger.append(
+                {
+                    **carried(views.last(store)),
+                    "verb": "export",
+                    "task": task,
+                    "receipt": {"out": str(out), "version": digest, "tasks": sorted(views.holds(entry))},
+                }
+            )
+            put_in_place(staged, out)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
     files = sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
     return {"out": str(out), "version": digest, "task": task, "files": files, "sequence": written["sequence"]}
+
+
+def refuse_place(out: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    """RefusedInput where something may not be written at `out`: it is, holds or lies in one of `inputs`, or it
+    exists and is not to be replaced. Only what plait wrote itself, and weights, are ever replaced."""
+    place = Path(os.path.realpath(out))
+    for path in (Path(os.path.realpath(p)) for p in inputs):
+        if place == path or place in path.parents or (path.is_dir() and path in place.parents):
+            raise RefusedInput(f"{out} is, holds or lies inside {path}, which is needed; give another place")
+    if not os.path.lexists(out):
+        return
+    if not force:
+        raise RefusedInput(f"{out} exists; give another place, or --force (force=True) to replace it")
+    if out.is_symlink() or not out.is_dir():
+        return
+    others = sorted(p.name for p in out.iterdir() if not _of_a_model(p))
+    card_ = out / "README.md"
+    ours = card_.is_file() and "This model was made by plait" in card_.read_text(
+        encoding="utf-8", errors="replace"
+    )
+    if others or (any(out.iterdir()) and not ours):
+        why = f"it holds {others[0]}" if others else "its README.md is no model card of plait"
+        raise RefusedInput(
+            f"{out} is not a folder that plait wrote ({why}); it is not replaced, even with --force"
+        )
+
+
+def _of_a_model(path: Path) -> bool:
+    if path.is_dir():
+        return re.match(r"\d+_\w+$", path.name) is not None and all(map(_of_a_model, path.iterdir()))
+    return path.suffix in (".safetensors", ".json", ".model", ".jinja") or path.name in (
+        *(
+            "README.md",
+            "vocab.txt",
+            "merges.txt",
+            "LICENSE",
+            "LICENSE.txt",
+            "NOTICE",
+            "sentencepiece.bpe.model",
+        ),
+    )
+
+
+def staging(out: Path, owner: str) -> Path:
+    """A free place beside `out` for what will be put there; what a killed command of this owner left is removed."""
+    mark = sha256(owner.encode()).hexdigest()[:8]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staged = out.parent / f".{out.name}.{mark}.new"
+    shutil.rmtree(staged, ignore_errors=True)
+    return staged
+
+
+def put_in_place(staged: Path, out: Path) -> None:
+    """Give a finished folder its name. One that is there already is set aside first, and removed last."""
+    aside = staged.with_suffix(".old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if os.path.lexists(out):
+        if out.is_symlink() or not out.is_dir():
+            raise RefusedInput(f"{out} is no folder, the result is one; give another place")
+        os.rename(out, aside)
+    os.rename(staged, out)
+    fsync_folder(out.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _facts(store: Store, entry: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +128,7 @@ def _facts(store: Store, entry: dict[str, Any]) -> dict[str, Any]:
 
     settings = store.settings
     return {
+        **settings["base"]["card"],
         "base": settings["base"]["name"],
         "base_digest": settings["base"]["digest"],
         "method": settings["method"],
@@ -83,11 +137,6 @@ def _facts(store: Store, entry: dict[str, Any]) -> dict[str, Any]:
         "digest": entry["version"],
         "plait": __version__,
     }
-
-
-def _looks_like_model(folder: Path) -> bool:
-    names = {p.name for p in folder.iterdir()}
-    return not names or any(n.endswith(".safetensors") for n in names)
 
 
 def _copy(source: str, target: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from plait.checkpoint.layout import open_checkpoint
-from plait.errors import NotRemovable, PlaitError, RefusedInput, UsageError
+from plait.errors import NotRemovable, RefusedInput, UsageError
 from plait.line import removal, views
 from plait.line.build import (
     Built,
@@ -19,12 +20,22 @@ from plait.line.build import (
     build,
     open_version,
     operand,
-    software,
+    stack_of,
     version_digest,
     write_json,
 )
+from plait.line.commit import commit
 from plait.line.exporting import export
-from plait.line.member import Arrival, Member, check_task, check_weight, receive, task_of
+from plait.line.member import (
+    Allow,
+    Arrival,
+    Member,
+    check_task,
+    check_weight,
+    patterns,
+    receive,
+    task_of,
+)
 from plait.line.opening import open_setting, publish_base
 from plait.methods.base import TensorMethod
 from plait.methods.registry import make
@@ -56,11 +67,12 @@ class Line:
         base: str | Path,
         method: str = "average",
         *,
-        private: Sequence[str] = (),
+        private: Sequence[str] | str = (),
         retention: Retention = "vectors",
         seed: int = 0,
         keep: int = 2,
         snapshots: int = 0,
+        allow_nonfinite: bool = False,
         allow_pickle: bool = False,
         **options: Any,
     ) -> Line:
@@ -72,6 +84,7 @@ class Line:
         member can be removed.
         keep: versions on disk, the current one among them. snapshots: for folds, keep the state after every
         so many members (0: only the last), which bounds how far a removal has to fold again.
+        allow_nonfinite: take a base with NaN or infinity; these elements stay as they are in every version.
         Raises UsageError or RefusedInput; nothing is left behind then.
         """
         chosen = make(method, options)
@@ -87,20 +100,22 @@ class Line:
                 f"retention statistics needs an additive method, {method} is a {chosen.facts.family}; "
                 "use vectors, or none if nothing will ever be removed"
             )
-        if keep < 1 or snapshots < 0:
-            raise UsageError(f"keep is {keep} and snapshots {snapshots}, expected at least 1 and 0")
+        for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
+            if type(value) is not int or (least is not None and value < least):
+                atleast = "" if least is None else f" of at least {least}"
+                raise UsageError(f"{name} is {value!r}, expected a whole number{atleast}")
         checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
         settings = {
             "method": method,
             "options": chosen.options(),
-            "private": list(private),
+            "private": list(patterns(private)),
             "retention": retention,
             "seed": seed,
             "keep": keep,
             "snapshots": snapshots,
         }
-        store = publish_base(Path(path), checkpoint, Path(base).resolve().name, settings)
-        return cls(store)
+        name = Path(base).resolve().name
+        return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite))
 
     @classmethod
     def open(cls, path: str | Path) -> Line:
@@ -134,7 +149,7 @@ class Line:
         task: str | None = None,
         *,
         weight: float = 1.0,
-        private: Sequence[str] = (),
+        private: Sequence[str] | str = (),
         allow_nonfinite: bool = False,
         allow_distant: bool = False,
         allow_pickle: bool = False,
@@ -142,11 +157,13 @@ class Line:
     ) -> dict[str, Any]:
         """Merge a fine-tuned checkpoint into the line under the name `task` (the folder's name by default).
 
+        private: patterns of this checkpoint's own tensors, beside the line's.
+        allow_nonfinite: take the base's value where the checkpoint holds NaN or infinity.
         descends_from: the version that it was fine-tuned from, where that is not the base: a digest or the
         number of a ledger entry. It is recorded, so that removing one of that version's members tells that
         this checkpoint still carries it.
         """
-        task = check_task(task if task is not None else task_of(checkpoint))
+        task = check_task(task_of(checkpoint) if task is None else task)
         weight = check_weight(weight)
         began = time.monotonic()
         with self.store.lock("merge"):
@@ -158,42 +175,17 @@ class Line:
                 )
             setting = self._setting()
             work = self.store.workspace(f"merge-{task}")
-            arrival = receive(
-                checkpoint,
-                task,
-                setting.base,
-                setting.base_digests,
-                work / "member.safetensors",
-                weight=weight,
-                private=(*setting.private, *private),
-                untouched=self._untouched(),
-                allow_nonfinite=allow_nonfinite,
-                allow_distant=allow_distant,
-                allow_pickle=allow_pickle,
+            allow = Allow(allow_nonfinite, allow_distant, allow_pickle)
+            new, arrival = self._arrive(
+                setting, work, checkpoint, task, weight, private, allow, descends_from
             )
-            member = arrival.member
-            if descends_from is not None:
-                member = replace(member, descends=views.descent(self.store, descends_from))
-            member = self._keep(work, arrival, member)
-            built = build(
-                setting,
-                [*members, member],
-                work,
-                enter=[Operand(member, _stored(self, member, arrival))],
-                state=self._state(),
-            )
-            return self._commit(
-                "merge",
-                task,
-                built,
-                work,
-                began,
-                receipt=None,
-                accounting=arrival.accounting,
-                notes=arrival.notes,
-            )
+            built = build(setting, [*members, new.member], work, enter=[new], state=self._state())
+            told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
+            return commit(self.store, "merge", task, built, work, began, fresh=not members, **told)
 
-    def unmerge(self, task: str, *, checkpoint: str | Path | None = None) -> dict[str, Any]:
+    def unmerge(
+        self, task: str, *, checkpoint: str | Path | None = None, allow_pickle: bool = False
+    ) -> dict[str, Any]:
         """Take a member out. The result has the bytes it would have had, had the task never been merged.
 
         checkpoint: the member's own checkpoint, needed under retention "statistics".
@@ -201,43 +193,34 @@ class Line:
         """
         began = time.monotonic()
         with self.store.lock("unmerge"):
-            members = self.members
-            index = self._index(task)
-            setting = self._setting()
-            self._removable("unmerge", task)
-            work = self.store.workspace(f"unmerge-{task}")
+            setting, work, members, index = self._begin("unmerge", task)
             after = [m for m in members if m.task != task]
-            if self._additive(setting):
-                gone = self._at_hand(setting, members[index], checkpoint, work)
-                built = build(setting, after, work, enter=(), leave=[gone], state=self._state())
-                how = "subtraction"
-            else:
-                built = self._refold(setting, after, index, work)
-                how = "refold"
-            receipt = removal.receipt(members[index], after, how, built.digest)
-            return self._commit("unmerge", task, built, work, began, receipt=receipt)
+            built, how, fresh = self._without(
+                setting, work, members[index], after, index, (), checkpoint, allow_pickle
+            )
+            stack = stack_of([] if fresh else self._head()["stack"])
+            receipt = removal.receipt(members[index], after, how, built.digest, stack)
+            return commit(self.store, "unmerge", task, built, work, began, fresh=fresh, receipt=receipt)
 
-    def reweight(self, task: str, weight: float, *, checkpoint: str | Path | None = None) -> dict[str, Any]:
+    def reweight(
+        self,
+        task: str,
+        weight: float,
+        *,
+        checkpoint: str | Path | None = None,
+        allow_pickle: bool = False,
+    ) -> dict[str, Any]:
         """Change a member's weight, as if it had been merged with that weight."""
         weight = check_weight(weight)
         began = time.monotonic()
         with self.store.lock("reweight"):
-            members = self.members
-            index = self._index(task)
-            setting = self._setting()
-            self._removable("reweight", task)
-            work = self.store.workspace(f"reweight-{task}")
+            setting, work, members, index = self._begin("reweight", task)
             old = members[index]
             new = replace(old, weight=weight)
             after = [new if m.task == task else m for m in members]
-            if self._additive(setting):
-                hand = self._at_hand(setting, old, checkpoint, work)
-                leave, enter = [hand], [Operand(new, hand.refs)]
-                built = build(setting, after, work, enter=enter, leave=leave, state=self._state())
-            else:
-                built = self._refold(setting, after, index, work)
+            built, _, fresh = self._without(setting, work, old, after, index, [new], checkpoint, allow_pickle)
             receipt = {"weight_before": old.weight, "weight_after": weight}
-            return self._commit("reweight", task, built, work, began, receipt=receipt)
+            return commit(self.store, "reweight", task, built, work, began, fresh=fresh, receipt=receipt)
 
     def replace(
         self,
@@ -245,56 +228,34 @@ class Line:
         checkpoint: str | Path,
         *,
         weight: float | None = None,
-        private: Sequence[str] = (),
+        private: Sequence[str] | str = (),
         old_checkpoint: str | Path | None = None,
         allow_nonfinite: bool = False,
         allow_distant: bool = False,
         allow_pickle: bool = False,
         descends_from: str | None = None,
     ) -> dict[str, Any]:
-        """Put another checkpoint in a member's place in the order, as if it had been merged then."""
+        """Put another checkpoint in a member's place in the order, as if it had been merged then.
+
+        old_checkpoint: the one that leaves, needed under retention "statistics".
+        """
         began = time.monotonic()
         with self.store.lock("replace"):
-            members = self.members
-            index = self._index(task)
-            setting = self._setting()
-            self._removable("replace", task)
-            work = self.store.workspace(f"replace-{task}")
+            setting, work, members, index = self._begin("replace", task)
             old = members[index]
-            arrival = receive(
-                checkpoint,
-                task,
-                setting.base,
-                setting.base_digests,
-                work / "member.safetensors",
-                weight=check_weight(old.weight if weight is None else weight),
-                private=(*setting.private, *private),
-                untouched=self._untouched(),
-                allow_nonfinite=allow_nonfinite,
-                allow_distant=allow_distant,
-                allow_pickle=allow_pickle,
+            weight = check_weight(old.weight if weight is None else weight)
+            allow = Allow(allow_nonfinite, allow_distant, allow_pickle)
+            new, arrival = self._arrive(
+                setting, work, checkpoint, task, weight, private, allow, descends_from
             )
-            new = arrival.member
-            if descends_from is not None:
-                new = replace(new, descends=views.descent(self.store, descends_from))
-            new = self._keep(work, arrival, new)
-            after = [new if m.task == task else m for m in members]
-            if self._additive(setting):
-                hand = self._at_hand(setting, old, old_checkpoint, work)
-                enter = [Operand(new, _stored(self, new, arrival))]
-                built = build(setting, after, work, enter=enter, leave=[hand], state=self._state())
-            else:
-                built = self._refold(setting, after, index, work)
-            receipt = {"digest_before": old.digest, "digest_after": new.digest}
-            return self._commit(
-                "replace",
-                task,
-                built,
-                work,
-                began,
-                receipt=receipt,
-                accounting=arrival.accounting,
-                notes=arrival.notes,
+            after = [new.member if m.task == task else m for m in members]
+            built, _, fresh = self._without(
+                setting, work, old, after, index, [new], old_checkpoint, allow_pickle
+            )
+            receipt = {"digest_before": old.digest, "digest_after": new.member.digest}
+            told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
+            return commit(
+                self.store, "replace", task, built, work, began, fresh=fresh, receipt=receipt, **told
             )
 
     def purge(self, task: str) -> dict[str, Any]:
@@ -342,7 +303,7 @@ class Line:
         """
         from plait.line.checking import verify
 
-        return verify(self.store, self._setting() if replay else None, replay=replay)
+        return verify(self.store, self._setting, replay=replay)
 
     # parts of the verbs
 
@@ -352,26 +313,23 @@ class Line:
     def _state(self) -> StateObjects | None:
         return self._head()["state"] or None
 
-    def _index(self, task: str) -> int:
-        tasks = [m.task for m in self.members]
+    def _setting(self) -> Setting:
+        return open_setting(self.store, workers=self.workers, chunk=self.chunk, quiet=self.quiet)
+
+    def _begin(self, verb: str, task: str) -> tuple[Setting, Path, tuple[Member, ...], int]:
+        """What every verb on a member needs, after the checks that need no tensor."""
+        members = self.members
+        tasks = [m.task for m in members]
         if task not in tasks:
             raise RefusedInput(
                 f"task {task!r} is not a member; members are: {', '.join(tasks) or 'none yet'}"
             )
-        return tasks.index(task)
-
-    def _setting(self) -> Setting:
-        return open_setting(self.store, workers=self.workers, chunk=self.chunk, quiet=self.quiet)
-
-    def _additive(self, setting: Setting) -> bool:
-        return setting.method.facts.family == "additive"
-
-    def _removable(self, verb: str, task: str) -> None:
         if self.store.settings["retention"] == "none":
             raise NotRemovable(
                 f"cannot {verb} {task}: this line keeps nothing of its members (retention none); the version "
                 "before the merge can be exported while it is kept, and a new line with retention vectors can"
             )
+        return self._setting(), self.store.workspace(f"{verb}-{task}"), members, tasks.index(task)
 
     def _untouched(self) -> frozenset[str]:
         """Tensors that are still the base's after at least one merge; only a hint in an error message."""
@@ -381,17 +339,70 @@ class Line:
         base, now = (views.tensors(self.store, e) for e in (self.store.ledger.entry(0), head))
         return frozenset(n for n, d in now.items() if base.get(n) == d)
 
-    def _keep(self, work: Path, arrival: Arrival, member: Member) -> Member:
-        """Store a member's tensors where the line's retention says so."""
+    def _arrive(
+        self,
+        setting: Setting,
+        work: Path,
+        checkpoint: str | Path,
+        task: str,
+        weight: float,
+        private: Sequence[str] | str,
+        allow: Allow,
+        descends_from: str | None,
+    ) -> tuple[Operand, Arrival]:
+        """Read a checkpoint that comes in, and keep of it what the line's retention says."""
+        try:
+            arrival = receive(
+                checkpoint,
+                task,
+                setting.base,
+                setting.base_digests,
+                work / "member.safetensors",
+                weight=weight,
+                private=(*setting.private, *patterns(private)),
+                untouched=self._untouched(),
+                allow=allow,
+            )
+        except RefusedInput:
+            self.store.clear_workspaces()
+            raise
+        member = arrival.member
+        if descends_from is not None:
+            member = replace(member, descends=views.descent(self.store, descends_from))
         if self.store.settings["retention"] != "vectors":
-            return member
+            return Operand(member, arrival.refs), arrival
+        objects = self.store.objects
         config = None
         if arrival.own is not None:
-            config = self.store.objects.put_file(write_json(work / "own.json", arrival.own))
-        return replace(member, object=self.store.objects.put_file(arrival.file), config=config)
+            config = objects.put_file(write_json(work / "own.json", arrival.own))
+        member = replace(member, object=objects.put_file(arrival.file), config=config)
+        return operand(setting, member), arrival
+
+    def _without(
+        self,
+        setting: Setting,
+        work: Path,
+        old: Member,
+        after: Sequence[Member],
+        index: int,
+        enter: Sequence[Operand | Member],
+        checkpoint: str | Path | None,
+        allow_pickle: bool,
+    ) -> tuple[Built, str, bool]:
+        """The line with `old`, which is at `index`, gone and `enter` in its place. Returns also how, and whether
+        the state was made from nothing."""
+        if setting.method.facts.family == "additive":
+            gone = self._at_hand(setting, old, checkpoint, work, allow_pickle)
+            back = [o if isinstance(o, Operand) else Operand(o, gone.refs) for o in enter]
+            built = build(setting, after, work, enter=back, leave=[gone], state=self._state())
+            return built, "subtraction", False
+        kept = {int(count): state for count, state in self._head()["snapshots"].items()}
+        start = max((count for count in kept if count <= index), default=0)
+        again = [operand(setting, m) for m in after[start:]]
+        return build(setting, after, work, enter=again, state=kept.get(start)), "refold", start == 0
 
     def _at_hand(
-        self, setting: Setting, member: Member, checkpoint: str | Path | None, work: Path
+        self, setting: Setting, member: Member, checkpoint: str | Path | None, work: Path, allow_pickle: bool
     ) -> Operand:
         """The member's tensors: from the store, else from its checkpoint, which must be the very same."""
         if member.object is not None:
@@ -408,10 +419,8 @@ class Line:
             setting.base_digests,
             work / "removed.safetensors",
             weight=member.weight,
-            private=(*setting.private, *member.private),
-            allow_nonfinite=True,
-            allow_distant=True,
-            allow_pickle=True,
+            private=(*setting.private, *map(escape, member.private)),
+            allow=Allow(nonfinite=True, distant=True, pickle=allow_pickle),
         )
         if arrival.member.digest != member.digest:
             raise RefusedInput(
@@ -419,83 +428,6 @@ class Line:
                 f"{member.digest[:12]}…; hand in that very checkpoint"
             )
         return Operand(member, arrival.refs)
-
-    def _refold(self, setting: Setting, after: list[Member], index: int, work: Path) -> Built:
-        """Fold again from the last state that does not know what changed at `index`."""
-        kept = {int(count): state for count, state in self._head()["snapshots"].items()}
-        start = max((count for count in kept if count <= index), default=0)
-        enter = [operand(setting, m) for m in after[start:]]
-        return build(setting, after, work, enter=enter, state=kept.get(start))
-
-    def _commit(
-        self,
-        verb: str,
-        task: str,
-        built: Built,
-        work: Path,
-        began: float,
-        *,
-        receipt: dict[str, Any] | None,
-        accounting: dict[str, Any] | None = None,
-        notes: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """Objects, then the version, then the ledger entry, which is the commit; then tidy up."""
-        store, head = self.store, self._head()
-        if built.folder is not None:
-            store.versions.publish(built.folder, built.digest)
-        state = _put_state(store, built.state) if built.state else None
-        entry = store.ledger.append(
-            {
-                "verb": verb,
-                "task": task,
-                "method": store.settings["method"],
-                "options": store.settings["options"],
-                "seed": store.settings["seed"],
-                "members": [m.plain() for m in built.members],
-                "version": built.digest,
-                "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors)),
-                "state": state,
-                "snapshots": self._snapshots(head, built, state),
-                "accounting": accounting,
-                "counts": built.counts,
-                "notes": list(notes),
-                "receipt": receipt,
-                "software": software(),
-                "seconds": round(time.monotonic() - began, 3),
-            }
-        )
-        row = {**views.event(entry), "path": str(store.versions.path(built.digest))}
-        try:
-            removal.retire(store)
-        except (PlaitError, OSError) as error:  # the change is made and recorded; only tidying up failed
-            row["notes"] = [*row["notes"], f"old files could not be removed ({error}); plait gc tries again"]
-        return row
-
-    def _snapshots(
-        self, head: dict[str, Any], built: Built, state: StateObjects | None
-    ) -> dict[str, StateObjects]:
-        """States of prefixes of the member list: those that stay true, and those that were just made."""
-        rows = {c: kept for c, kept in head["snapshots"].items() if _same_prefix(head, built, int(c))}
-        for count, folder in built.snapshots.items():
-            rows[str(count)] = state if state and folder == built.state else _put_state(self.store, folder)
-        return rows
-
-
-def _same_prefix(head: dict[str, Any], built: Built, count: int) -> bool:
-    before = [(m["digest"], m["weight"]) for m in head["members"][:count]]
-    return before == [(m.digest, m.weight) for m in built.members[:count]] and len(before) == count
-
-
-def _put_state(store: Store, folder: Path) -> StateObjects:
-    return {file.name: store.objects.put_file(file) for file in sorted(folder.iterdir())}
-
-
-def _stored(line: Line, member: Member, arrival: Arrival) -> dict[str, Any]:
-    """The arrival's tensors, from the object they now are where they were stored."""
-    if member.object is None:
-        return dict(arrival.refs)
-    file = str(line.store.objects.path(member.object))
-    return {n: replace(r, file=file) for n, r in arrival.refs.items()}
 
 
 __all__ = ["Line", "open_version", "version_digest"]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from math import isfinite
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.format import FileWriter, hash_tensor, read_header
 from plait.checkpoint.keys import Accounting, account
@@ -16,8 +16,13 @@ from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.errors import NonFinite, RefusedInput, UsageError
 from plait.types import TensorRef
 
+if TYPE_CHECKING:
+    from plait.engine import Intake
+
+LEAST, MOST = 2.0**-20, 2.0**11
+
 TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-PRIVATE = "private/"  # prefix of private tensors inside a member's object
+MERGED, PRIVATE = "merged/", "private/"  # prefixes of tensors inside a member's object
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,15 @@ class Arrival:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Allow:
+    """What is let pass that is refused otherwise."""
+
+    nonfinite: bool = False  # NaN and infinity: the base's value is taken there
+    distant: bool = False  # a task vector longer than the base
+    pickle: bool = False  # PyTorch pickles, read in a child process
+
+
 def task_of(checkpoint: str | Path) -> str:
     """A task's name where none was given: the folder's (`gpt-3.5` stays whole), or the file's without suffix."""
     path = Path(checkpoint).resolve()
@@ -63,18 +77,24 @@ def task_of(checkpoint: str | Path) -> str:
 
 
 def check_task(task: str) -> str:
-    if not TASK.fullmatch(task):
+    if not TASK.fullmatch(task) or task.isdigit() or task == "base":
         raise UsageError(
-            f"task name {task!r} cannot be used; expected letters, digits, '.', '_' or '-', "
-            "starting with a letter or digit, at most 100"
+            f"task name {task!r} cannot be used; expected letters, digits, '.', '_' or '-', starting with a "
+            "letter or digit, at most 100, not a number alone and not 'base'; give one with --task NAME"
         )
     return task
 
 
 def check_weight(weight: float) -> float:
-    if isinstance(weight, bool) or not isfinite(weight) or not 0 < weight <= 2**20:
-        raise UsageError(f"weight is {weight}, expected a number above 0 and at most 2^20")
+    """The weight as a float. UsageError outside the range in which methods are exact."""
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not LEAST <= weight <= MOST:
+        raise UsageError(f"weight is {weight!r}, expected a number from {LEAST:g} (2^-20) to {MOST:g} (2^11)")
     return float(weight)
+
+
+def patterns(private: Sequence[str] | str) -> tuple[str, ...]:
+    """Patterns of private tensors; one string is one pattern, not its letters."""
+    return (private,) if isinstance(private, str) else tuple(private)
 
 
 def seed_of(line_seed: int, digest: str) -> bytes:
@@ -92,9 +112,7 @@ def receive(
     weight: float = 1.0,
     private: Sequence[str] = (),
     untouched: frozenset[str] = frozenset(),
-    allow_nonfinite: bool = False,
-    allow_distant: bool = False,
-    allow_pickle: bool = False,
+    allow: Allow,
 ) -> Arrival:
     """Read and check a checkpoint; write its changed and private tensors to `into`, losslessly.
 
@@ -103,30 +121,21 @@ def receive(
     """
     from plait import engine
 
-    expert = open_checkpoint(path, allow_pickle=allow_pickle)
+    expert = open_checkpoint(path, allow_pickle=allow.pickle)
     found = account(base, expert, private)
     refs = {n: r for n, r in found.merge.items() if r.numel}
     looked = engine.intake({n: base.tensors[n] for n in refs}, refs, engine.Settings())
-    if looked.nonfinite and not allow_nonfinite:
-        name, index = looked.nonfinite[0]
-        more = f" (and in {len(looked.nonfinite) - 1} more tensors)" if len(looked.nonfinite) > 1 else ""
-        raise NonFinite(
-            f"{task}: {name}[{', '.join(map(str, index))}] is NaN or infinite{more}, finite numbers are needed; "
-            "repair the checkpoint, or use --allow-nonfinite to take the base's value there"
-        )
-    _check_distance(task, looked.distance, looked.norm, looked.changed, untouched, allow_distant)
+    if not allow.nonfinite:
+        refuse_nonfinite(task, looked.nonfinite)
+    if not allow.distant:
+        _refuse_distant(task, looked, untouched)
     changed = {n: refs[n] for n in refs if n in looked.changed}
     places = _write_subset(changed, found.private, into)
-    same = {
-        n: base_digests[n]
-        for n, r in found.merge.items()
-        if n not in changed and r.dtype == base.tensors[n].dtype
-    }
-    digest = identity(found, same, places)
+    equal = [n for n, r in found.merge.items() if n not in changed and r.dtype == base.tensors[n].dtype]
     member = Member(
         task=task,
         weight=weight,
-        digest=digest,
+        digest=identity(found, {n: base_digests[n] for n in equal}, places),
         source=Path(path).resolve().name,
         private=tuple(sorted(found.private)),
     )
@@ -135,43 +144,51 @@ def receive(
         "frozen": len(found.merge) - len(changed),
         "private": len(found.private),
         "buffer": len(found.buffers),
-        "nonfinite": len(looked.nonfinite),
+        "tied": len(found.tied),
+        "nonfinite": looked.elements_nonfinite,
         "distance": looked.distance / looked.norm if looked.norm else None,
     }
+    notes = list(found.notes)
+    if not changed:
+        notes.append("the checkpoint equals the base in every tensor that is merged")
     own = None
     if found.private:
         renamed = bool(found.removed or found.added)
         own = {"config": expert.config, "names": dict(found.names) if renamed else None}
-    return Arrival(
-        member, {n: r for n, r in places.items() if n in changed}, into, own, counted, tuple(found.notes)
+    return Arrival(member, refs_of(into), into, own, counted, tuple(notes))
+
+
+def refuse_nonfinite(owner: str, found: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    """NonFinite that names the first tensor and index, where there is any."""
+    if not found:
+        return
+    name, index = found[0]
+    more = f" (and {len(found) - 1} more tensors hold such)" if len(found) > 1 else ""
+    raise NonFinite(
+        f"{owner}: {name}[{', '.join(map(str, index))}] is NaN or infinite{more}, finite numbers are needed; "
+        "repair the checkpoint, or use --allow-nonfinite to take the base's value there"
     )
 
 
-def _check_distance(
-    task: str,
-    distance: float,
-    norm: float,
-    changed: set[str],
-    untouched: frozenset[str],
-    allowed: bool,
-) -> None:
-    if allowed or norm == 0 or distance <= norm:
+def _refuse_distant(task: str, looked: Intake, untouched: frozenset[str]) -> None:
+    if looked.norm == 0 or looked.distance <= looked.norm:
         return
-    differ = sorted(untouched & changed)
+    differ = sorted(untouched & looked.changed)
     hint = f"; {len(differ)} tensors that no member has changed differ, such as {differ[0]}" if differ else ""
     raise RefusedInput(
-        f"{task}: its task vector is {distance / norm:.2f} times as long as the base itself{hint}; expected a "
-        "checkpoint fine-tuned from this base: check its origin, or use --allow-distant to merge it all the same"
+        f"{task}: its task vector is {looked.distance / looked.norm:.2f} times as long as the base itself{hint}; "
+        "expected a checkpoint fine-tuned from this base: check its origin, or use --allow-distant to merge it "
+        "all the same"
     )
 
 
 def _write_subset(
     changed: Mapping[str, TensorRef], private: Mapping[str, TensorRef], into: Path
 ) -> dict[str, TensorRef]:
-    """Copy tensors into a safetensors file of their own; private ones under `private/`."""
+    """Copy tensors into a safetensors file of their own, under `merged/` and `private/`."""
     from plait import engine
 
-    rows = {**changed, **{PRIVATE + n: r for n, r in private.items()}}
+    rows = {MERGED + n: r for n, r in changed.items()} | {PRIVATE + n: r for n, r in private.items()}
     into.parent.mkdir(parents=True, exist_ok=True)
     writer = FileWriter(into, [(n, r.dtype, r.shape) for n, r in rows.items()], {"format": "plait member"})
     try:
@@ -191,24 +208,27 @@ def identity(
     """
     rows = dict(known or {})
     copies = places or {}
-    for name, ref in (*found.merge.items(), *found.buffers.items()):
+    for name, ref in (*found.merge.items(), *found.buffers.items(), *found.duplicates.items()):
         if name not in rows:
-            rows[name] = hash_tensor(copies.get(name, ref))
+            rows[name] = hash_tensor(copies.get(MERGED + name, ref))
     for name, ref in found.private.items():
         rows[name] = hash_tensor(copies.get(PRIVATE + name, ref))
     return root_digest(rows)
 
 
 def refs_of(file: Path) -> dict[str, TensorRef]:
-    """The changed tensors in a member's file."""
-    return {n: r for n, r in read_header(file).tensors.items() if not n.startswith(PRIVATE)}
+    """The changed tensors in a member's file, by the base's names."""
+    return _under(MERGED, file)
 
 
 def private_refs(file: Path) -> dict[str, TensorRef]:
     """A member's private tensors, by their own names."""
-    tensors = read_header(file).tensors
+    return _under(PRIVATE, file)
+
+
+def _under(prefix: str, file: Path) -> dict[str, TensorRef]:
     return {
-        n.removeprefix(PRIVATE): replace(r, name=n.removeprefix(PRIVATE))
-        for n, r in tensors.items()
-        if n.startswith(PRIVATE)
+        name.removeprefix(prefix): replace(ref, name=name.removeprefix(prefix))
+        for name, ref in read_header(file).tensors.items()
+        if name.startswith(prefix)
     }

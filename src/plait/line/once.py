@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.card import card
+from plait.checkpoint.card import card, card_facts_of_base
 from plait.checkpoint.digest import tensor_digests
-from plait.checkpoint.format import fsync_folder, hash_buffers
+from plait.checkpoint.format import fsync_folder, hash_buffers, read_header
 from plait.checkpoint.keys import Accounting, account
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.checkpoint.output import plan_output
 from plait.errors import RefusedInput, UsageError
-from plait.line.build import version_place
-from plait.line.member import check_weight, identity, seed_of
+from plait.line.build import engine_settings, mergeable, overflow, untied, version_place
+from plait.line.exporting import put_in_place, refuse_place, staging
+from plait.line.member import check_weight, identity, patterns, seed_of
 from plait.methods.base import TensorMethod
 from plait.methods.registry import make
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from plait.engine import Folded, Incoming, Settings
 
 
 def merge_state_dicts(
@@ -71,7 +73,7 @@ def merge_files(
     method: str = "average",
     weights: Sequence[float] | None = None,
     *,
-    private: Sequence[str] = (),
+    private: Sequence[str] | str = (),
     dtype: str | None = None,
     seed: int = 0,
     workers: int | None = None,
@@ -85,9 +87,11 @@ def merge_files(
 ) -> dict[str, Any]:
     """Merge checkpoints on disk into `out`, streaming: memory depends on neither model size nor their number.
 
-    base, experts: bare safetensors files or Hugging Face folders. `out` gets the base's layout.
+    base, experts: bare safetensors files or Hugging Face folders. `out` gets the base's layout: a folder, or one
+    file where the base is a bare file.
     private: patterns of tensors that are left out of the merge (the base's are copied where it has them).
     dtype: of the output ("F32", "BF16", "F16", "F64"); the base's by default. seed: for sparsifiers.
+    chunk: elements of a piece of work, a multiple of 65536; changes no byte. workers: threads, likewise.
     digest: also hash the output (one more read of it). Returns what was done, as plain values.
     """
     chosen = make(method, options)
@@ -97,20 +101,18 @@ def merge_files(
         raise UsageError("no experts were given; at least one is needed")
     shares = _weights(weights, len(experts))
     target = Path(out)
-    if target.exists() and not force:
-        raise RefusedInput(f"{target} exists; give another place, or --force to replace it")
+    refuse_place(target, [Path(p) for p in (base, *experts)], force=force)
     began = time.monotonic()
     opened = open_checkpoint(base, allow_pickle=allow_pickle)
     others = [open_checkpoint(path, allow_pickle=allow_pickle) for path in experts]
-    found = [account(opened, other, private) for other in others]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    found = [account(opened, other, patterns(private)) for other in others]
+    job = _Job(chosen, opened, others, found, shares, patterns(private), seed)
+    staged = staging(target, "once")
+    staged.mkdir()
     try:
-        folded, root = _fold(
-            chosen, opened, others, found, shares, staged,
-            private=private, dtype=dtype, seed=seed, workers=workers, chunk=chunk,
-            allow_nonfinite=allow_nonfinite, digest=digest, progress=progress,
-        )  # fmt: skip
+        folded, root = job.run(
+            staged, dtype, engine_settings(workers, chunk, allow_nonfinite), digest, progress
+        )
         _place(opened, staged, target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -123,93 +125,100 @@ def merge_files(
             for p, w, f in zip(experts, shares, found, strict=True)
         ],
         "counts": dict(folded.counts),
+        "notes": list(overflow(folded.overflowed)),
         "version": root,
         "seconds": round(time.monotonic() - began, 3),
     }
 
 
-def _fold(
-    method: TensorMethod,
-    base: Checkpoint,
-    others: Sequence[Checkpoint],
-    found: Sequence[Accounting],
-    weights: Sequence[float],
-    staged: Path,
-    *,
-    private: Sequence[str],
-    dtype: str | None,
-    seed: int,
-    workers: int | None,
-    chunk: int | None,
-    allow_nonfinite: bool,
-    digest: bool,
-    progress: Any,
-) -> tuple[Any, str | None]:
-    from plait import engine
+@dataclass(frozen=True)
+class _Job:
+    """A merge whose inputs are open and accounted for."""
 
-    chosen = {"workers": workers, "chunk": chunk}
-    settings = engine.Settings(
-        **{k: v for k, v in chosen.items() if v is not None}, allow_nonfinite=allow_nonfinite
-    )
-    mergeable = {
-        n: r
-        for n, r in base.tensors.items()
-        if r.mergeable and n not in base.aliases and not any(fnmatchcase(n, p) for p in private)
-    }
-    draws = method.draws()  # the digest costs one more read of every input
-    members = [
-        engine.Incoming(
-            task=f"{i:04d}",
-            weight=weight,
-            refs=dict(f.merge),
-            known=None,
-            seed=seed_of(seed, identity(f)) if draws else b"",
+    method: TensorMethod
+    base: Checkpoint
+    others: Sequence[Checkpoint]
+    found: Sequence[Accounting]
+    weights: Sequence[float]
+    private: Sequence[str]
+    seed: int
+
+    def run(
+        self, staged: Path, dtype: str | None, settings: Settings, digest: bool, progress: Any
+    ) -> tuple[Folded, str | None]:
+        """Write the merged checkpoint into `staged`; returns what the engine says, and the root digest."""
+        from plait import engine
+
+        base = self.base
+        names = mergeable(base, self.private)
+        apart = untied(base, self.private)
+        output = plan_output(base, version_place(base, staged), dtype=dtype, untie=apart)
+        members = self.members()
+        out = {n: output.places[n] for n in names}
+        folded = engine.fold(
+            self.method,
+            names,
+            members,
+            enter=members,
+            state=None,
+            new_state=None,
+            out=out,
+            settings=settings,
+            progress=progress,
         )
-        for i, (weight, f) in enumerate(zip(weights, found, strict=True))
-    ]
-    output = plan_output(base, version_place(base, staged), dtype=dtype)
-    folded = engine.fold(
-        method,
-        mergeable,
-        members,
-        enter=members,
-        state=None,
-        new_state=None,
-        out={n: output.places[n] for n in mergeable},
-        settings=settings,
-        progress=progress,
-    )
-    rest = [n for n in output.places if n not in mergeable]
-    engine.copy([(base.tensors[n], output.places[n]) for n in rest], settings)
-    root = None
-    if digest:
-        rows = tensor_digests(output.places)
-        root = root_digest(rows | {alias: rows[kept] for alias, kept in base.aliases.items()})
-    facts = {
-        "base": Path(base.path).resolve().name,
-        "base_digest": None,
-        "method": method.name,
-        "options": method.options(),
-        "members": [
-            {"task": Path(other.path).resolve().name, "weight": w, "digest": None}
-            for other, w in zip(others, weights, strict=True)
-        ],
-        "digest": root,
-    }
-    output.finish(card(facts))
-    return folded, root
+        rest = [n for n in output.places if n not in names]
+        engine.copy([(base.tensors[n], output.places[n]) for n in rest], settings)
+        root = None
+        if digest:
+            rows = tensor_digests(output.places)
+            tied = {alias: kept for alias, kept in base.aliases.items() if alias not in apart}
+            root = root_digest(rows | {alias: rows[kept] for alias, kept in tied.items()})
+        output.finish(card(self.facts(root)))
+        return folded, root
+
+    def members(self) -> list[Incoming]:
+        from plait import engine
+
+        draws = self.method.draws()  # only then is the digest needed: it costs one more read of every input
+        return [
+            engine.Incoming(
+                task=f"{i:04d}",
+                weight=weight,
+                refs=dict(found.merge),
+                seed=seed_of(self.seed, identity(found)) if draws else b"",
+            )
+            for i, (weight, found) in enumerate(zip(self.weights, self.found, strict=True))
+        ]
+
+    def facts(self, root: str | None) -> dict[str, Any]:
+        """What the model card says."""
+        names = [Path(other.path).resolve().name for other in self.others]
+        return {
+            **card_facts_of_base(self.base.path),
+            "base": Path(self.base.path).resolve().name,
+            "base_digest": None,
+            "method": self.method.name,
+            "options": self.method.options(),
+            "members": [
+                {"task": n, "weight": w, "digest": None} for n, w in zip(names, self.weights, strict=True)
+            ],
+            "digest": root,
+        }
 
 
 def _place(base: Checkpoint, staged: Path, target: Path) -> None:
     """Put what was staged under its name: a folder for a folder, one file for a bare file."""
-    if base.kind == "file":
-        made = next(staged.glob("*.safetensors"))
-        os.replace(made, target)
-    else:
-        if target.exists():
-            shutil.rmtree(target)
+    if base.kind == "folder":
         os.chmod(staged, 0o755)
-        os.rename(staged, target)
+        put_in_place(staged, target)
+        return
+    if target.is_dir():
+        raise RefusedInput(
+            f"{target} is a folder, the result is one file; give a path that ends in .safetensors"
+        )
+    if os.path.lexists(target):
+        read_header(target)  # only a file of tensors is replaced
+    os.replace(next(staged.glob("*.safetensors")), target)
     fsync_folder(target.parent)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from plait.checkpoint.card import card_facts_of_base
 from plait.checkpoint.layout import Checkpoint, root_digest
 from plait.checkpoint.output import plan_output
 from plait.errors import RefusedInput
@@ -18,16 +19,26 @@ from plait.line.build import (
     version_place,
     write_json,
 )
+from plait.line.member import refuse_nonfinite
 from plait.methods.base import TensorMethod
 from plait.methods.registry import make
 from plait.store import Store
 
 
-def publish_base(path: Path, base: Checkpoint, name: str, settings: Mapping[str, Any]) -> Store:
+def publish_base(
+    path: Path, base: Checkpoint, name: str, settings: Mapping[str, Any], allow_nonfinite: bool
+) -> Store:
     """Create the store with the base as its first version and its first ledger entry. All or nothing."""
+    from plait import engine
+
+    if not allow_nonfinite:
+        refs = {n: r for n, r in base.tensors.items() if r.mergeable and r.numel}
+        refuse_nonfinite("the base", engine.intake(refs, refs, engine.Settings()).base_nonfinite)
     digests = base.digests()
     digest = root_digest(digests)
-    with Store.creating(path, {**settings, "base": {"digest": digest, "name": name}}) as store:
+    with Store.creating(
+        path, {**settings, "base": {"digest": digest, "name": name, "card": card_facts_of_base(base.path)}}
+    ) as store:
         work = store.workspace("init")
         _copy_base(base, work / "base")
         if version_digest(work / "base") != digest:
@@ -45,6 +56,7 @@ def publish_base(path: Path, base: Checkpoint, name: str, settings: Mapping[str,
                 "tensors": store.objects.put_file(write_json(work / "tensors.json", digests)),
                 "state": None,
                 "snapshots": {},
+                "stack": [],
                 "accounting": None,
                 "counts": {},
                 "notes": list(base.notes),

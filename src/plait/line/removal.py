@@ -11,12 +11,15 @@ from plait.line.views import event
 from plait.store import Store, gc, needed
 
 
-def receipt(gone: Member, after: Sequence[Member], how: str, digest: str) -> dict[str, Any]:
+def receipt(
+    gone: Member, after: Sequence[Member], how: str, digest: str, stack: Sequence[str]
+) -> dict[str, Any]:
     """What `unmerge` certifies. `never_merged` is the digest that never having merged the task gives; the line
     is a pure function of its members, so `verify --replay` proves it by making that model again.
 
     Where a member was trained from a version that held the task, its influence stays in that member: the
-    receipt then says so and `exact` is false.
+    receipt then says so and `exact` is false. Where several stacks had a hand in a fold's state, a line made
+    anew on one of them may differ in last bits: the receipt names them.
     """
     carriers = [m.task for m in after if m.descends and gone.task in m.descends["tasks"]]
     row: dict[str, Any] = {
@@ -24,20 +27,38 @@ def receipt(gone: Member, after: Sequence[Member], how: str, digest: str) -> dic
         "weight": gone.weight,
         "digest": gone.digest,
         "how": how,
-        "exact": not carriers,
+        "exact": not carriers and (how == "subtraction" or len(stack) < 2),
         "never_merged": digest,
     }
+    notes = []
     if carriers:
         row["descends"] = carriers
-        row["note"] = (
-            f"not exact: {', '.join(carriers)} descend{'s' if len(carriers) == 1 else ''} from a version that "
-            f"held {gone.task}; unmerge {'it' if len(carriers) == 1 else 'them'} too to remove its influence"
+        notes.append(_told(carriers, gone.task))
+    if how == "refold" and len(stack) > 1:
+        row["stack"] = list(stack)
+        notes.append(
+            f"the state that was folded on was made by {len(stack)} stacks of software; a line made anew may "
+            "differ from it in last bits"
         )
+    if notes:
+        row["note"] = "; ".join(notes)
     return row
 
 
+def _told(carriers: Sequence[str], task: str) -> str:
+    one = len(carriers) == 1
+    return (
+        f"not exact: {', '.join(carriers)} descend{'s' if one else ''} from a version that held {task}; "
+        f"unmerge {'it' if one else 'them'} too to remove its influence"
+    )
+
+
 def purge(store: Store, task: str) -> dict[str, Any]:
-    """Delete a former member's objects and every version and snapshot that contains it."""
+    """Delete a former member's objects and every version and snapshot that contains it.
+
+    What interrupted commands left behind goes first: it may hold the task though the ledger does not say so.
+    """
+    collect(store, dry_run=False, grace_seconds=0.0)
     entries = store.ledger.entries()
     head = entries[-1]
     if any(m["task"] == task for m in head["members"]):
@@ -46,7 +67,12 @@ def purge(store: Store, task: str) -> dict[str, Any]:
         raise RefusedInput(f"task {task!r} was never a member of this line; nothing to purge (see plait log)")
     versions, objects = _holding(store, entries, task)
     exports = [
-        {"sequence": e["sequence"], "time": e["time"], "version": e["version"], "out": e["receipt"]["out"]}
+        {
+            "sequence": e["sequence"],
+            "time": e["time"],
+            "version": e["receipt"]["version"],
+            "out": e["receipt"]["out"],
+        }
         for e in entries
         if e["verb"] == "export" and task in e["receipt"]["tasks"]
     ]
@@ -55,18 +81,12 @@ def purge(store: Store, task: str) -> dict[str, Any]:
         store.versions.delete(digest)
     for digest in objects:
         store.objects.delete(digest)
-    store.clear_workspaces()
+    collect(store, dry_run=False, grace_seconds=0.0)
     receipt = {"purged": task, "objects": objects, "versions": versions, "bytes": freed, "exports": exports}
-    return event(
-        store.ledger.append(
-            {
-                **carried(head),
-                "verb": "purge",
-                "task": task,
-                "receipt": receipt,
-            }
-        )
-    )
+    carriers = [m["task"] for m in head["members"] if task in (m["descends"] or {}).get("tasks", ())]
+    if carriers:
+        receipt |= {"descends": carriers, "note": _told(carriers, task)}
+    return event(store.ledger.append({**carried(head), "verb": "purge", "task": task, "receipt": receipt}))
 
 
 def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tuple[list[str], list[str]]:
@@ -91,7 +111,7 @@ def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tupl
 
 def carried(head: Mapping[str, Any]) -> dict[str, Any]:
     """What an event that changes no model takes over from the entry before."""
-    keys = ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots")
+    keys = ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots", "stack")
     return {key: head[key] for key in keys}
 
 

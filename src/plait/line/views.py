@@ -42,7 +42,7 @@ def status(store: Store) -> dict[str, Any]:
         "path": str(store.path),
         "version": head["version"],
         "model": str(store.versions.path(head["version"])),
-        "base": settings["base"],
+        "base": {k: settings["base"][k] for k in ("digest", "name")},
         "method": settings["method"],
         "options": settings["options"],
         "retention": settings["retention"],
@@ -111,11 +111,16 @@ def show(store: Store, what: str) -> dict[str, Any]:
 def descent(store: Store, what: str) -> dict[str, Any]:
     """The version that a checkpoint was trained from, with every task whose influence it carries."""
     entry = find(store, what)
+    return {"version": entry["version"], "tasks": sorted(holds(entry))}
+
+
+def holds(entry: Mapping[str, Any]) -> set[str]:
+    """Every task whose influence is in a version: its members and what they were trained from."""
     tasks: set[str] = set()
-    for row in entry["members"]:
-        tasks.add(row["task"])
-        tasks.update((row["descends"] or {}).get("tasks", ()))
-    return {"version": entry["version"], "tasks": sorted(tasks)}
+    for member in entry["members"]:
+        tasks.add(member["task"])
+        tasks.update((member["descends"] or {}).get("tasks", ()))
+    return tasks
 
 
 def tensors(store: Store, entry: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,85 @@
+"""How a change becomes part of a line: objects, then the version, then the ledger entry, which is the commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plait.errors import PlaitError
+from plait.line import removal, views
+from plait.line.build import STATE_FILES, Built, StateObjects, software, stack_of, write_json
+from plait.store import Store
+
+
+def commit(
+    store: Store,
+    verb: str,
+    task: str,
+    built: Built,
+    work: Path,
+    began: float,
+    *,
+    fresh: bool = False,
+    receipt: dict[str, Any] | None = None,
+    accounting: dict[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Record a change; returns what the user is told. `fresh`: the state was made from nothing.
+
+    Killed anywhere before the entry is written, the line is as it was; a failure after it is only a note.
+    """
+    for journal in work.glob("journal*"):  # what it vouches for is moved away now
+        journal.unlink()
+    head = views.last(store)
+    if built.folder is not None:
+        store.versions.publish(built.folder, built.digest)
+    state = _put_state(store, built.state) if built.state else None
+    entry = store.ledger.append(
+        {
+            "verb": verb,
+            "task": task,
+            "method": store.settings["method"],
+            "options": store.settings["options"],
+            "seed": store.settings["seed"],
+            "members": [m.plain() for m in built.members],
+            "version": built.digest,
+            "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors)),
+            "state": state,
+            "snapshots": _snapshots(store, head, built, state),
+            "stack": stack_of([] if fresh else head["stack"]),
+            "accounting": accounting,
+            "counts": built.counts,
+            "notes": [*notes, *built.notes],
+            "receipt": receipt,
+            "software": software(),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+    )
+    row = {**views.event(entry), "path": str(store.versions.path(built.digest))}
+    try:
+        removal.retire(store)
+    except (PlaitError, OSError) as error:  # the change is made and recorded; only tidying up failed
+        row["notes"] = [*row["notes"], f"old files could not be removed ({error}); plait gc tries again"]
+    return row
+
+
+def _put_state(store: Store, folder: Path) -> StateObjects:
+    return {name: store.objects.put_file(folder / name) for name in STATE_FILES}
+
+
+def _snapshots(
+    store: Store, head: Mapping[str, Any], built: Built, state: StateObjects | None
+) -> dict[str, StateObjects]:
+    """States of prefixes of the member list: those that stay true, and those that were just made."""
+    rows = {c: kept for c, kept in head["snapshots"].items() if same_prefix(head, built, int(c))}
+    for count, folder in built.snapshots.items():
+        rows[str(count)] = state if state and folder == built.state else _put_state(store, folder)
+    return rows
+
+
+def same_prefix(head: Mapping[str, Any], built: Built, count: int) -> bool:
+    """Whether the first `count` members are what they were."""
+    before = [(m["digest"], m["weight"]) for m in head["members"][:count]]
+    return len(before) == count and before == [(m.digest, m.weight) for m in built.members[:count]]
