@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Any
 
+from plait.checkpoint.header import open_regular
+from plait.errors import PlaitError
+
+TAKEN = ("library_name", "pipeline_tag", "license", "license_name", "license_link", "language")
+"""Fields of a base's card that a merged model's card takes along."""
+
+_LIMIT = 1_000_000  # bytes of a base's README.md that are looked at
+_LONG = 500  # characters of a value; a longer one is not such a field
+_MANY = 200  # values in a list
 _MARKS = frozenset("\\`*_{}[]()#+!|~>$&")
 
 
@@ -13,8 +25,8 @@ def card(facts: Mapping[str, Any]) -> str:
 
     facts: `base` (name of the base), `method`, and where known: `options` (table), `members` (list of tables
     with `task`, `weight`, `digest`), `digest` (root digest of the merged checkpoint), `base_digest`, `plait`
-    (version), `tags` (beside `merge` and `plait`), `license`, `language`, `library_name`, `pipeline_tag`,
-    `notes` (list of sentences).
+    (version), `tags` (beside `merge` and `plait`), what `card_facts_of_base` found (a string or a list of strings
+    each), `notes` (list of sentences).
     All values are data: nothing in them can end the front matter, open a table cell or become markup.
     Source of the front matter: https://huggingface.co/docs/hub/model-cards.
     """
@@ -23,7 +35,7 @@ def card(facts: Mapping[str, Any]) -> str:
 
 def _front_matter(facts: Mapping[str, Any]) -> str:
     lines = ["---", f"base_model: {quote(facts['base'])}", "base_model_relation: merge"]
-    for key in ("library_name", "pipeline_tag", "license", "language"):
+    for key in TAKEN:
         value = facts.get(key)
         if isinstance(value, list | tuple):
             lines += [f"{key}:", *(f"- {quote(item)}" for item in value)]
@@ -69,6 +81,73 @@ def _body(facts: Mapping[str, Any]) -> Iterable[str]:
     if notes:
         yield "## Notes"
         yield "\n".join(f"- {escape(note)}" for note in notes)
+
+
+def card_facts_of_base(path: str | os.PathLike[str]) -> dict[str, str | list[str]]:
+    """What the front matter of a base's README.md says of TAKEN, as facts for `card`; {} if it says nothing.
+
+    path: the checkpoint, a folder or a file (which has no card). Read line by line: words, quoted strings, and
+    lists of them in either form. Whatever is more than that is left out. Never raises.
+    """
+    try:
+        text = _read_start(os.path.join(os.fspath(path), "README.md"))
+    except (PlaitError, OSError, ValueError):
+        return {}
+    lines = text.removeprefix("\ufeff").splitlines()
+    lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not lines or lines[0].rstrip() != "---":
+        return {}
+    end = next((i for i, line in enumerate(lines) if i and line.rstrip() in ("---", "...")), 0)
+    found: dict[str, str | list[str]] = {}
+    for place in range(1, end):
+        key, colon, rest = lines[place].partition(":")
+        if not colon or key not in TAKEN or rest[:1] not in ("", " ", "\t"):
+            continue
+        value = _value(rest, lines[place + 1 : end])
+        if value:
+            found[key] = value
+    return found
+
+
+def _read_start(path: str) -> str:
+    descriptor, size = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(min(size, _LIMIT)).decode("utf-8", "replace")
+
+
+def _value(rest: str, following: Sequence[str]) -> str | list[str] | None:
+    """The value that begins after a colon: a scalar, a list in brackets, or a list on the lines below."""
+    rest = _without_comment(rest)
+    if rest.startswith("[") and rest.endswith("]"):
+        return _plain(rest[1:-1].split(","))
+    if rest:
+        # a line that is set in goes on with the value: such values are not read
+        return None if following and following[0][:1] in (" ", "\t") else _scalar(rest)
+    items = takewhile(lambda line: line.startswith("- "), (line.lstrip() for line in following))
+    return _plain(line[2:] for line in items)
+
+
+def _plain(items: Iterable[str]) -> list[str] | None:
+    values = [_scalar(_without_comment(item)) for item in islice(items, _MANY)]
+    return [value for value in values if value] or None
+
+
+def _scalar(text: str) -> str | None:
+    """A word or a quoted string without escapes, else None."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+        known = "\\" not in text and "'" not in text and '"' not in text
+    else:
+        known = text[:1] not in tuple("\"'[]{}&*!|>%@`#,?") and ": " not in text and text not in ("null", "~")
+    return text if known and text.isprintable() and 0 < len(text) <= _LONG else None
+
+
+def _without_comment(text: str) -> str:
+    text = text.strip()
+    if text[:1] in ("'", '"'):
+        end = text.find(text[0], 1) + 1
+        return text[:end] if end and text[end:].lstrip()[:1] in ("", "#") else text
+    return re.split(r"(?:^|\s)#", text, maxsplit=1)[0].rstrip()
 
 
 def quote(value: object) -> str:
