@@ -257,6 +257,29 @@ def test_a_state_that_nobody_keeps_is_made_again(bench: Bench) -> None:
     assert all_same(*found)
 
 
+def test_what_overflowed_before_the_cut_is_still_told(tmp_path: Path) -> None:
+    base = base_tensors(torch.float32)
+    base["frozen"][0] = 1e6
+    expert = {**base, "long": base["long"] + 1e6}
+    bench = Bench(tmp_path, base, [expert])
+    for method in (Average(), Normed(), Only()):
+        found = []
+        for _ in range(2):  # the second does no job again
+            folded = engine.fold(
+                method,
+                bench.base,
+                bench.members,
+                enter=bench.members,
+                state=None,
+                new_state=None,
+                out=places(tmp_path / f"{method}.safetensors", bench.base, "F16"),
+                settings=SMALL,
+                journal=tmp_path / f"{method}.journal",
+            )
+            found.append(folded.overflowed)
+        assert found == [{"frozen": 1, "long": base["long"].numel()}] * 2
+
+
 def test_a_journal_survives_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     first = Journal(path, ["plan"])
