@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from plait.errors import UsageError
+from plait.methods.base import LEAST_WEIGHT, Part, Where
 from plait.methods.memory import apply
 from plait.methods.registry import make
+from plait.methods.ties import Ties
+from plait.tensors import BLOCK
+from plait.tensors.select import Cut
 
 Model = dict[str, Tensor]
 
@@ -146,3 +150,70 @@ def test_a_sum_that_cancels_takes_the_majority_sign_on_request() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make("ties", options)
+
+
+def cuts(half: int, wide: bool) -> list[Any]:
+    """Cuts at a key that several elements have, with all of the equal ones, some of them, in this tensor or
+    another."""
+    lasts = [None, ("a", 0, 1), ("m", 0, 2), ("m", BLOCK, 1), ("m", 3 * BLOCK, 1), ("z", 0, 1)]
+    keys = [0, 1, half - 1, half, half + 1, half + 2, half + 3, 0x7F800000 - 1]
+    return ["all", "none", *(Cut(key, wide, last).to_json() for key in keys for last in lasts)]
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.3, LEAST_WEIGHT])
+@pytest.mark.parametrize("dtypes", [("BF16", "BF16"), ("F32", "F32"), ("F32", "F64"), ("F64", "F64")])
+def test_the_quick_statistic_is_the_plain_one(
+    dtypes: tuple[str, str], weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+    ours, theirs = (of[d] for d in dtypes)
+    draw = torch.Generator().manual_seed(1)
+    base = torch.randint(1, 5, (700,), generator=draw).to(ours)
+    # Task vectors around 0.5: fp32 numbers, middles between two, and what lies just beside them.
+    size = 0.5 + torch.randint(0, 6, (700,), generator=draw).double() * 2.0**-25
+    size += torch.randint(-1, 2, (700,), generator=draw).double() * 2.0**-40
+    expert = (base.double() + size * torch.randint(-1, 2, (700,), generator=draw)).to(theirs)
+    wide = ours == of["F64"]
+    half = int(
+        torch.tensor([0.5], dtype=of["F64"] if wide else of["F32"]).view(torch.int64 if wide else torch.int32)
+    )
+    found = 0
+    for first in (0, BLOCK, 2 * BLOCK):
+        for cut in cuts(half, wide):
+            where = Where("m", (4 * BLOCK,), dtypes[0], first, 700)
+            part = Part(where, base, expert, weight, {"cuts": {"m": cut}})
+            method = Ties()
+            quick = method._quick_statistic(part.delta, part)
+            if quick is None:
+                continue
+            found += 1
+            with monkeypatch.context() as patch:
+                patch.setattr(Ties, "_quick_statistic", lambda *_: None)
+                plain = method.statistic(part)
+            for name, want in plain.items():
+                assert torch.equal(quick[name].double(), want.double()), (name, cut, first)
+    assert found > 30
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": "sum", "scale": 0.3}, {"zero": "majority"}])
+def test_the_quick_merge_is_the_plain_one(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"density": 1, **options}
+    draw = torch.Generator().manual_seed(2)
+    base = {"w": torch.randint(1, 9, (999,), generator=draw) / 8}
+    experts = [{"w": base["w"] + torch.randint(-2, 3, (999,), generator=draw) / 64} for _ in range(3)]
+    with monkeypatch.context() as patch:
+        took = []
+        quick = Ties._quick_merge
+
+        def noted(*given: Any) -> Any:
+            took.append(1)
+            return quick(*given)
+
+        patch.setattr(Ties, "_quick_merge", noted)
+        got = apply(make("ties", options), base, experts, [1.0, 2.0, 1.0])["w"]
+    # With a negative zero somewhere the plain way is taken for the whole chunk.
+    base["w"] = torch.cat([base["w"], torch.tensor([0.0])])
+    experts = [{"w": torch.cat([e["w"], torch.tensor([-0.0])])} for e in experts]
+    want = apply(make("ties", options), base, experts, [1.0, 2.0, 1.0])["w"]
+    assert took == [1]
+    assert torch.equal(got, want[:-1])

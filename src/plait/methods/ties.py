@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, nextafter, ulp
+from struct import pack, unpack
 from typing import Any, ClassVar
 
 from plait.methods.base import Answers, Facts, Known, MemberFacts, Outlook, Part, Slot, State, Survey, Where
@@ -11,7 +13,7 @@ from plait.methods.ranges import choice, finite, share
 from plait.methods.sparsify import Sparsified, cuts_of, keep, kept_of
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact
-from plait.tensors.select import answer, keys
+from plait.tensors.select import NARROW_TOP, WIDE_TOP, answer, keys
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Ties(Sparsified):
 
     def statistic(self, part: Part) -> dict[str, Exact]:
         tau = self.tau(part)
+        quick = self._quick_statistic(tau, part)
+        if quick is not None:
+            return quick
         cut = part.known["cuts"][part.where.name]
         if cut != "all":
             tau = tau.where(keep(part.known["cuts"], part.where.name, keys(tau), part.where))
@@ -97,6 +102,30 @@ class Ties(Sparsified):
             **sums,
             "above": Exact.of(sign > 0).times(weight),
             "below": Exact.of(sign < 0).times(weight),
+        }
+
+    def _quick_statistic(self, tau: Exact, part: Part) -> dict[str, Exact] | None:
+        """The same by two comparisons with the least fp64 number that is kept; None where that does not do."""
+        if tau.tail is not None or tau.z is not None or not (part.weight == 1 or _light(tau, part.weight)):
+            return None
+        least = least_kept(part.known["cuts"][part.where.name], part.where, tau.bits == 53)
+        if least is None:
+            return None
+        values = tau.double().numpy()
+        above, below = values >= least, values <= -least
+        tau = tau.times(part.weight)
+        values, claims = tau.double().numpy(), tau.claims()
+        sums = {
+            name: Exact(torch.from_numpy(values * mask), None, None, tau.bits, claims)
+            for name, mask in (("positive", above), ("negative", below))
+        }
+        if self.disjoint == "sum":
+            return sums
+        weight = _on_grid(part.weight)
+        return {
+            **sums,
+            "above": Exact.of(torch.from_numpy(above)).times(weight),
+            "below": Exact.of(torch.from_numpy(below)).times(weight),
         }
 
     def conclude(
@@ -117,6 +146,8 @@ class Ties(Sparsified):
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         positive: Exact = state["positive"].value()
         negative: Exact = state["negative"].value()
+        if positive.tail is None is negative.tail and positive.z is None is negative.z:
+            return self._quick_merge(positive.double(), negative.double(), state, outlook)
         sign = (positive + negative).sign()
         if self.zero == "majority":
             sign = torch.where(sign == 0, outlook.known["majority"], sign)
@@ -127,6 +158,51 @@ class Ties(Sparsified):
             up = up.over(state["above"].value().double())
             down = down.over(state["below"].value().double())
         return (up + down).times(self.scale)
+
+    def _quick_merge(self, positive: Tensor, negative: Tensor, state: State, outlook: Outlook) -> Exact:
+        """The same where both sums are fp64 numbers and no zero has a sign."""
+        import numpy as np
+
+        plus, minus = positive.numpy(), negative.numpy()
+        majority = outlook.known["majority"] if self.zero == "majority" else 0
+        up = np.greater_equal(plus, -minus) if majority > 0 else np.greater(plus, -minus)
+        down = np.less_equal(plus, -minus) if majority < 0 else np.less(plus, -minus)
+        shift = plus * up
+        shift += minus * down
+        if self.disjoint == "mean":
+            weight = state["above"].value().double().numpy() * up
+            weight += state["below"].value().double().numpy() * down
+            weight += weight == 0  # nobody is behind a 0
+            shift /= weight
+        return Exact(torch.from_numpy(shift)).times(self.scale)
+
+
+def _light(tau: Exact, weight: float) -> bool:
+    """Whether no product with the weight becomes 0 or changes its sign."""
+    return weight > 0 and tau.claims()[0] > -1000
+
+
+def least_kept(cut: Any, where: Where, wide: bool) -> float | None:
+    """The least positive fp64 number that a cut (of `cuts_of`) keeps in a chunk, whose keys are fp64 patterns if
+    `wide`, else fp32 ones. None where there is none, or none for the whole chunk."""
+    if cut == "all":
+        return ulp(0.0)
+    if cut == "none" or cut["wide"] != wide:
+        return None
+    key, last = cut["threshold"], cut["last"]
+    if last is not None and where.name >= last[0]:
+        name, start, _ = last
+        if where.name > name or where.first > start:
+            key += 1  # no equal one is kept
+        elif where.first + where.count > start:
+            return None
+    if not 0 < key < (WIDE_TOP if wide else NARROW_TOP):
+        return None
+    if wide:
+        return float(unpack("<d", pack("<q", key))[0])
+    below, above = unpack("<2f", pack("<2i", key - 1, key))
+    middle = (below + above) / 2  # what fp32 rounds up to `key`; the middle itself if that is even
+    return float(middle if key % 2 == 0 else nextafter(middle, inf))
 
 
 def _on_grid(weight: float) -> float:
