@@ -137,6 +137,14 @@ def test_settle_on_a_base_that_the_shift_does_not_know(out: str, data: st.DataOb
     assert reals(got) == [nearest(out, v) for v in want]
 
 
+@pytest.mark.parametrize("base", [2.0**-60, -(2.0**-60), 2.0**-100, -(2.0**-100)])
+def test_a_tiny_base_decides_a_tie(base: float) -> None:
+    """1 + 2^-8 and 1 + 3 * 2^-8 lie between two bf16 numbers; fp64 cannot hold them and the base together."""
+    shift = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8], dtype=torch.float32)
+    got = settle(torch.full((2,), base), difference(shift, torch.zeros(2)), torch.bfloat16)
+    assert got.tolist() == ([1 + 2**-7, 1 + 2**-6] if base > 0 else [1.0, 1 + 2**-7])
+
+
 @pytest.mark.parametrize("out", NAMES)
 @given(data=st.data())
 @some

@@ -204,15 +204,17 @@ def test_a_wide_sum_over_many_members() -> None:
 def test_unpacked_tensors_are_not_written() -> None:
     rng = torch.Generator().manual_seed(0)
     base, expert = (torch.randn(64, generator=rng, dtype=torch.float64) for _ in range(2))
-    base, expert = base * 1e-9, expert * 1e-9
+    base[::2] *= 1e-25  # so that no two accumulators hold all bins
+    expert[::2] *= 1e-25
     total = ExactSum(64, "F64")
     total.add(difference(expert, base))
     dense, sparse = total.pack()
     assert all(dense[e].any() for e in dense_bins("F64"))
     kept = packed(total)
     again = ExactSum.unpack(64, "F64", dense, sparse)
+    assert again._bins[-120] is dense[-120]
     other = base.clone()
-    other[5] += 1e-22
+    other[5] = 2.0**-118  # less the base it has bits in every bin
     other[7] = 1.0
     again.add(difference(other, base))
     assert packed(again) != kept
