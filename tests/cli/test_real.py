@@ -135,7 +135,7 @@ REFUSALS = [
     ("merge line nowhere", 5, "nowhere"),
     ("merge line a", 5, "task a is a member already; use replace"),
     ("merge line b --task ../b", 2, "task name '../b' cannot be used"),
-    ("merge line b --weight 0", 2, "weight is 0.0, expected a number above 0"),
+    ("merge line b --weight 0", 2, "weight is 0.0, expected a number from"),
     ("merge line b --from 99", 5, "'99' is no entry and no version of this line"),
     ("unmerge line ghost", 5, "task 'ghost' is not a member; members are: a"),
     ("reweight line ghost 2", 5, "task 'ghost' is not a member"),
@@ -143,7 +143,7 @@ REFUSALS = [
     ("status base", 5, "base"),
     ("show line zzzz", 5, "'zzzz' is no entry and no version of this line"),
     ("diff line base 9", 5, "'9' is no entry and no version of this line"),
-    ("export line base", 5, "base exists; give another place, or --force to replace it"),
+    ("export line base", 5, "base exists; give another place, or --force"),
     ("purge line a --yes", 5, "task a is still a member; unmerge it first, then purge"),
     ("purge line ghost --yes", 5, "task 'ghost' was never a member of this line"),
 ]

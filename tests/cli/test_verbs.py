@@ -101,7 +101,7 @@ def test_merge_reports_what_is_deployed_and_how_tensors_were_classed(plait: Plai
 def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None:
     ready(plait, line)
     plait("reweight", line, "a", "-0.5", "--checkpoint", "c")
-    assert last()[1:] == (("a", -0.5), {"checkpoint": "c"})
+    assert last()[1:] == (("a", -0.5), {"checkpoint": "c", "allow_pickle": False})
     plait("replace", line, "a", "m", "--old-checkpoint", "c", "--weight", "3")
     assert last()[1] == ("a", "m")
     assert last()[2]["old_checkpoint"] == "c"
@@ -109,7 +109,7 @@ def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None
     plait("replace", line, "a", "m")
     assert last()[2]["weight"] is None
     done = plait("unmerge", line, "a", "--checkpoint", "c")
-    assert last() == ("unmerge", ("a",), {"checkpoint": "c"})
+    assert last() == ("unmerge", ("a",), {"checkpoint": "c", "allow_pickle": False})
     assert "no members: the base itself" in done.out
     assert "exact         yes" in done.out
     assert "never merged  " in done.out

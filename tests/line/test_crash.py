@@ -15,7 +15,7 @@ from tests.line.models import base_tensors, expert_tensors, read, same_bits, wri
 
 PLAIT = [sys.executable, "-m", "plait.cli", "--quiet"]
 VERBS = ("merge", "unmerge", "purge", "export", "init")
-FEW, MANY = 5, 40
+FEW, MANY = 5, 12
 
 
 def argv(verb: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -98,31 +98,44 @@ def test_a_commit_that_stops_half_way_is_made_whole_by_the_next_run(
     assert line.verify(replay=True)["replay"] == "equal"
 
 
-def test_an_interrupted_merge_goes_on(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second run finds the bytes of the first: it computes nothing again."""
+@pytest.mark.parametrize("retention", ["vectors", "statistics"])
+def test_an_interrupted_merge_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retention: Literal["vectors", "statistics"]
+) -> None:
+    """The second run finds what the first had finished and computes only the rest."""
     from plait.engine.passes import FoldPass
 
-    line = make(world, "line", "a", "average")
-    pieces: list[str] = []
+    base = {f"w{i}": torch.randn(1200, 1000).bfloat16() * 0.02 for i in range(3)}
+    write_file(tmp_path / "base.safetensors", base)
+    for i in range(2):
+        expert = {n: t + 1e-3 * torch.randn(t.shape).bfloat16() for n, t in base.items()}
+        write_file(tmp_path / f"e{i}.safetensors", expert)
+    line = Line.create(tmp_path / "line", tmp_path / "base.safetensors", "ties", retention=retention)
+    line.workers = 1
+    done: list[str] = []
+    limit = 1
     real = FoldPass.__call__
 
     def count(self: FoldPass, job: Any, desk: Any) -> Any:
-        pieces.extend(piece.name for piece in job.pieces)
-        return real(self, job, desk)
-
-    def stop(*args: object, **words: object) -> None:
-        raise KeyboardInterrupt
+        if len(done) >= limit:
+            raise KeyboardInterrupt
+        result = real(self, job, desk)
+        done.append(job.pieces[0].name)
+        return result
 
     monkeypatch.setattr(FoldPass, "__call__", count)
-    with monkeypatch.context() as patch:
-        patch.setattr("plait.checkpoint.output.Output.finish", stop)
-        with pytest.raises(KeyboardInterrupt):
-            line.merge(world / "b")
-    assert pieces
-    pieces.clear()
-    line.merge(world / "b")
-    assert not pieces
-    assert line.digest == make(world, "other", "ab", "average").digest
+    with pytest.raises(KeyboardInterrupt):
+        line.merge(tmp_path / "e0.safetensors")
+    first, limit = len(done), 99
+    done.clear()
+    line.merge(tmp_path / "e0.safetensors")
+    again = len(done)
+    done.clear()
+    other = Line.create(tmp_path / "other", tmp_path / "base.safetensors", "ties", retention=retention)
+    other.workers = 1
+    other.merge(tmp_path / "e0.safetensors")
+    assert line.digest == other.digest
+    assert len(done) == first + again
 
 
 def test_names_that_look_like_ours(tmp_path: Path) -> None:

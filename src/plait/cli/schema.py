@@ -11,8 +11,8 @@ _CHANGE = {
     "members": "list of {task, weight, digest, source, private, descends} after it, in order of arrival",
     "version": "root digest of the model that is deployed now",
     "model": "folder of that model",
-    "accounting": "class of every tensor of the checkpoint: {merged, frozen, private, buffer, nonfinite, "
-    "distance}; null where no checkpoint was read",
+    "accounting": "class of every tensor of the checkpoint: {merged, frozen, private, buffer, tied, "
+    "nonfinite (elements), distance}; null where no checkpoint was read",
     "counts": "what the merge read, computed and wrote",
     "notes": "list of remarks on the checkpoint",
     "receipt": "what was removed or changed, and how; null for merge",
