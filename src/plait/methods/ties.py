@@ -92,7 +92,11 @@ class Ties(Sparsified):
             return quick
         cut = part.known["cuts"][part.where.name]
         if cut != "all":
-            tau = tau.where(keep(part.known["cuts"], part.where.name, keys(tau), part.where))
+            found = keys(tau)
+            mask = keep(part.known["cuts"], part.where.name, found, part.where)
+            if cut != "none":  # a zero is never trimmed: it adds nothing, but it may carry the sign of zero
+                mask |= found == 0
+            tau = tau.where(mask)
         tau = tau.times(part.weight)
         sums = {"positive": tau.positive(), "negative": tau.negative()}
         if self.disjoint == "sum":
