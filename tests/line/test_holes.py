@@ -371,7 +371,7 @@ def test_trims_do_not_depend_on_what_nobody_changed(
 ) -> None:
     """Zeros of either sign, and tiny task vectors: a line leaves unchanged tensors out, files do not."""
     values = torch.tensor([-0.0, 0.0, 1.0, -1.0, 1e-7, -0.0, 0.5, 0.0], dtype=dtype)
-    base = {"a": values, "b": values.flip(0), "c": torch.ones(64, dtype=dtype)}
+    base = {"A": torch.ones(64, dtype=dtype), "a": values, "b": values.flip(0)}
     write_file(tmp_path / "base.safetensors", base)
     paths = []
     for i in range(3):
