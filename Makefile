@@ -51,7 +51,10 @@ wheel: $(STAMP)  ## build the wheel, install it alone, run a merge with it
 check: lint types test docs  ## what a change must pass
 
 bench: $(STAMP)  ## speed and memory figures
-	$(BIN)/python -m plait.bench
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/speed.py --gigabytes 1 --json > benchmarks/results/speed.json
+	$(BIN)/python benchmarks/members.py --json benchmarks/results/members.json
+	$(BIN)/python benchmarks/report.py
 
 clean:  ## remove the environment and what was made
 	rm -rf $(VENV) $(OUT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,97 @@
+"""Write docs/benchmarks.md from the results that the other benchmarks left in benchmarks/results.
+
+python benchmarks/report.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def speed(found: dict[str, Any]) -> list[str]:
+    rows = [
+        "## Merging files",
+        "",
+        f"`python benchmarks/speed.py --gigabytes 1 --repeats {found['repeats']} --json`: a base and four experts in "
+        f"bf16, {found['input_bytes'] / 1e9:.2f} GB in all, {found['cores']} cores. *Time* is wall time over the time "
+        "to read all inputs once and write the output once (a plain loop in one thread), medians of interleaved "
+        "rounds in one run. *By CPU* is what the ratio would be with the work shared evenly among the cores. *Peak* "
+        "is memory above the interpreter with torch and plait loaded.",
+        "",
+        "| method | time | target | by CPU | peak MB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in found["rows"].items():
+        if name == "io":
+            continue
+        target = f"{row['target']:.1f}" if row["target"] else "–"
+        rows.append(
+            f"| `{name}` | {row['ratio']:.2f} | {target} | {row['cpu_ratio']:.2f} | {row['peak_mb']:.0f} |"
+        )
+    over = [n for n, r in found["rows"].items() if r["target"] and r["ratio"] > r["target"]]
+    if over:
+        rows += ["", f"Over their target: {', '.join(over)}."]
+    rows += [
+        "",
+        "Adding and removing one small member, seconds in the engine alone, by the number of members:",
+        "",
+    ]
+    rows += ["| members | add | remove |", "|---|---|---|"]
+    rows += [f"| {n} | {r['add']:.3f} | {r['remove']:.3f} |" for n, r in found["growth"].items()]
+    return rows
+
+
+def members(found: dict[str, Any]) -> list[str]:
+    rows = [
+        "## Lines that grow",
+        "",
+        f"`python benchmarks/members.py --members 200`: whole commands on a line of {found['parameters']:,} parameters "
+        "in bf16, checks, hashes and fsync included. *Unmerge* takes the first member out.",
+        "",
+        "| method | members | merge s | unmerge s | line MB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        rows.append(
+            f"| `{row['method']}` | {row['members']} | {row['merge_seconds']:.3f} | {row['unmerge_seconds']:.3f} "
+            f"| {row['line_bytes'] / 1e6:.1f} |"
+        )
+    return rows
+
+
+def peers(found: dict[str, Any]) -> list[str]:
+    rows = [
+        "## OPCM against FusionBench",
+        "",
+        f"`python benchmarks/peers.py …`: {found['arguments']['tasks']} experts, "
+        f"{found['arguments']['layers']} layers of width {found['arguments']['dim']}, fp32, one thread; FusionBench's "
+        "time is its merging call alone, ours a whole merge of files.",
+        "",
+        "| program | CPU seconds |",
+        "|---|---|",
+    ]
+    rows += [f"| {label} | {sorted(s)[len(s) // 2]:.1f} |" for label, s in found["seconds"].items()]
+    return rows
+
+
+def main() -> None:
+    page = [
+        "# Benchmarks",
+        "",
+        "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; ratios "
+        "within one run are what to compare.",
+    ]
+    for name, section in (("speed", speed), ("members", members), ("peers", peers)):
+        file = RESULTS / f"{name}.json"
+        if file.exists():
+            page += ["", *section(json.loads(file.read_text()))]
+    (ROOT / "docs" / "benchmarks.md").write_text("\n".join(page) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
