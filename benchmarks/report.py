@@ -18,8 +18,8 @@ def speed(found: dict[str, Any]) -> list[str]:
         "## Merging files",
         "",
         f"`python benchmarks/speed.py --gigabytes 1 --repeats {found['repeats']} --json`: a base and four experts in "
-        f"bf16, {found['input_bytes'] / 1e9:.2f} GB in all, {found['cores']} cores. *Time* is wall time over the time "
-        "to read all inputs once and write the output once (a plain loop in one thread), medians of interleaved "
+        f"bf16, {found['input_bytes'] / 1e9:.2f} GB in all, {found['cores']} cores. *Time* is wall time over the "
+        "time to read all inputs once and write the output once (a plain loop in one thread), medians of interleaved "
         "rounds in one run. *By CPU* is what the ratio would be with the work shared evenly among the cores. *Peak* "
         "is memory above the interpreter with torch and plait loaded.",
         "",
@@ -50,8 +50,8 @@ def members(found: dict[str, Any]) -> list[str]:
     rows = [
         "## Lines that grow",
         "",
-        f"`python benchmarks/members.py --members 200`: whole commands on a line of {found['parameters']:,} parameters "
-        "in bf16, checks, hashes and fsync included. *Unmerge* takes the first member out.",
+        f"`python benchmarks/members.py --members 200`: whole commands on a line of {found['parameters']:,} "
+        "parameters in bf16, checks, hashes and fsync included. *Unmerge* takes the first member out.",
         "",
         "| method | members | merge s | unmerge s | line MB |",
         "|---|---|---|---|---|",
@@ -69,8 +69,8 @@ def peers(found: dict[str, Any]) -> list[str]:
         "## OPCM against FusionBench",
         "",
         f"`python benchmarks/peers.py …`: {found['arguments']['tasks']} experts, "
-        f"{found['arguments']['layers']} layers of width {found['arguments']['dim']}, fp32, one thread; FusionBench's "
-        "time is its merging call alone, ours a whole merge of files.",
+        f"{found['arguments']['layers']} layers of width {found['arguments']['dim']}, fp32, one thread; "
+        "FusionBench's time is its merging call alone, ours a whole merge of files.",
         "",
         "| program | CPU seconds |",
         "|---|---|",
@@ -83,8 +83,8 @@ def main() -> None:
     page = [
         "# Benchmarks",
         "",
-        "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; ratios "
-        "within one run are what to compare.",
+        "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; "
+        "ratios within one run are what to compare.",
     ]
     for name, section in (("speed", speed), ("members", members), ("peers", peers)):
         file = RESULTS / f"{name}.json"

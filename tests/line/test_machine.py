@@ -142,6 +142,6 @@ TestLine.settings = settings(
 @pytest.mark.slow
 def test_line_long() -> None:
     long = settings(
-        max_examples=100, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(LineMachine, settings=long)
