@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,6 @@ class World:
         self.held = {e["version"] for e in line.log() if any(m["task"] == "x" for m in e["members"])}
         line.unmerge("x")
         self.before = line.digest
-        shutil.copytree(self.made, root / "after", symlinks=True)
 
     def prepare(self, folder: Path) -> None:
         shutil.copytree(self.made, folder, symlinks=True, dirs_exist_ok=True)
@@ -75,13 +75,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def checker(world: World, verb: str) -> Callable[[Path], None]:
-    digest, members = world.finish(verb, world.root / "after")
-    never = None
-    if verb == "export":
-        never = read(world.root / "after" / "out")
-    if verb in ("merge", "unmerge"):
-        shutil.rmtree(world.root / "after" / "line")
-        shutil.copytree(world.made / "line", world.root / "after" / "line", symlinks=True)
+    after = Path(tempfile.mkdtemp(dir=world.root))
+    world.prepare(after)
+    digest, members = world.finish(verb, after)
+    never = read(after / "out") if verb == "export" else None
+    shutil.rmtree(after)
 
     def check(folder: Path) -> None:
         if verb == "init":
