@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.keys import matcher
+from plait.checkpoint.keys import matcher, untied
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.checkpoint.output import plan_output
 from plait.errors import PlaitError
@@ -51,11 +51,6 @@ def mergeable(base: Checkpoint, private: Sequence[str]) -> dict[str, TensorRef]:
     """The base's tensors that a member may change."""
     own = matcher(private)
     return {n: r for n, r in base.tensors.items() if r.mergeable and n not in base.aliases and not own(n)}
-
-
-def untied(base: Checkpoint, private: Sequence[str]) -> frozenset[str]:
-    """Second names of tied weights that are private here: they keep the base's bytes."""
-    return frozenset(filter(matcher(private), base.aliases))
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,12 @@ from plait.line.member import (
     Arrival,
     Member,
     check_task,
-    check_weight,
     patterns,
     receive,
     task_of,
 )
 from plait.line.opening import open_setting, publish_base
-from plait.methods.base import TensorMethod
+from plait.methods.base import TensorMethod, check_weight
 from plait.methods.registry import make
 from plait.store import Store
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,6 @@ from plait.types import TensorRef
 
 if TYPE_CHECKING:
     from plait.engine import Intake
-
-LEAST, MOST = 2.0**-20, 2.0**11
 
 TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MERGED, PRIVATE = "merged/", "private/"  # prefixes of tensors inside a member's object
@@ -83,13 +80,6 @@ def check_task(task: str) -> str:
             "letter or digit, at most 100, not a number alone and not 'base'; give one with --task NAME"
         )
     return task
-
-
-def check_weight(weight: float) -> float:
-    """The weight as a float. UsageError outside the range in which methods are exact."""
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not LEAST <= weight <= MOST:
-        raise UsageError(f"weight is {weight!r}, expected a number from {LEAST:g} (2^-20) to {MOST:g} (2^11)")
-    return float(weight)
 
 
 def patterns(private: Sequence[str] | str) -> tuple[str, ...]:

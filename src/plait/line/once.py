@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from plait.checkpoint.card import card, card_facts_of_base
 from plait.checkpoint.digest import tensor_digests
 from plait.checkpoint.format import fsync_folder, hash_buffers, read_header
-from plait.checkpoint.keys import Accounting, account
+from plait.checkpoint.keys import Accounting, account, untied
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.checkpoint.output import plan_output
 from plait.errors import RefusedInput, UsageError
-from plait.line.build import engine_settings, mergeable, overflow, untied, version_place
+from plait.line.build import engine_settings, mergeable, overflow, version_place
 from plait.line.exporting import put_in_place, refuse_place, staging
-from plait.line.member import check_weight, identity, patterns, seed_of
-from plait.methods.base import TensorMethod
+from plait.line.member import identity, patterns, seed_of
+from plait.methods.base import TensorMethod, check_weight
 from plait.methods.registry import make
 
 if TYPE_CHECKING:
