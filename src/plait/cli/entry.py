@@ -86,7 +86,8 @@ def _answer(argv: list[str]) -> Answer:
     if named and not named.startswith("-") and named not in NAMES:
         close = nearest(named, NAMES) or f"; the commands are: {', '.join(NAMES)}"
         raise UsageError(f"{named!r} is not a plait command{close}")
-    top, parsers = build(VERBS, chosen=[named])
+    picked = [verb for verb in VERBS if verb.name == named]  # where one is named, no other can be meant
+    top, parsers = build(picked or VERBS, chosen=[named])
     args, rest = top.parse_known_args(argv)
     if getattr(args, "version", False):
         return _version()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.output import number, safe, short
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 def open_line(args: Namespace) -> Line:
     """The line that the command names, with progress on stderr unless it is to be quiet."""
+    from pathlib import Path
+
     folder = Path(args.line)
     if not folder.exists():
         raise RefusedInput(f"{folder}: there is no line here; make one with `plait init {folder} --base DIR`")

@@ -6,23 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from plait.errors import UsageError
 from plait.methods.base import Method
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from plait.methods.installed import entry_points, load
 
 GROUP = "plait.methods"
 T = TypeVar("T")
 
 
 @cache
-def _points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # late: a third of the time of commands that name no method
-
-    return {p.name: p for p in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+def _points() -> dict[str, str]:
+    return dict(sorted(entry_points(GROUP).items()))
 
 
 def names() -> list[str]:
@@ -32,19 +28,19 @@ def names() -> list[str]:
 
 def find(name: str) -> type[Method]:
     """The class that is registered under `name`; UsageError lists the names where there is none."""
-    point = _points().get(name)
-    if point is None:
+    value = _points().get(name)
+    if value is None:
         raise UsageError(f"method {name!r} is not known; choose one of: {', '.join(names())}")
-    found = point.load()
+    found = load(value)
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UsageError(f"method {name!r} ({point.value}) is not a plait method; it must derive from Method")
+        raise UsageError(f"method {name!r} ({value}) is not a plait method; it must derive from Method")
     return found
 
 
 def name_of(method: type[Method]) -> str:
     """The registered name of a method's class, its class name where it is not registered."""
     value = f"{method.__module__}:{method.__qualname__}"
-    return next((p.name for p in _points().values() if p.value == value), method.__qualname__)
+    return next((name for name, held in _points().items() if held == value), method.__qualname__)
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
