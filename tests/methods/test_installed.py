@@ -131,8 +131,12 @@ def test_values_are_loaded() -> None:
 
 
 def test_a_package_of_somebody_else_adds_a_method(tmp_path: Path) -> None:
-    package(tmp_path, "mine-1.dist-info", "[plait.methods]\nbroken = mine:Gone\nmine = mine:Mine\nodd = mine\n")
-    (tmp_path / "mine.py").write_text("from plait.methods.average import Average\nclass Mine(Average): pass\n")
+    package(
+        tmp_path, "mine-1.dist-info", "[plait.methods]\nbroken = mine:Gone\nmine = mine:Mine\nodd = mine\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        "from plait.methods.average import Average\nclass Mine(Average): pass\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli", "methods", "--json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
