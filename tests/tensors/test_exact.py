@@ -165,6 +165,14 @@ def test_round_once_has_no_second_rounding(out: str, data: st.DataObject) -> Non
     assert reals(got) == [nearest(out, Fraction(v)) for v in values]
 
 
+@pytest.mark.parametrize("out", NAMES)
+def test_what_fp32_cannot_tell_from_zero_rounds_to_zero(out: str) -> None:
+    values = torch.tensor([1e-50, -1e-50, 0.0, -0.0], dtype=torch.float64)
+    got = round_once(values, FORMATS[out][0]).double()
+    assert got.tolist() == (values.tolist() if out == "F64" else [0.0] * 4)
+    assert torch.signbit(got).tolist() == [False, True, False, True]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @some

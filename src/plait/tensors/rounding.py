@@ -116,10 +116,12 @@ def normal(terms: Sequence[Tensor]) -> list[Tensor]:
 def odd(value: Tensor, rest: Tensor) -> Tensor:
     """`value` + `rest` rounded to odd, where `value` is that sum rounded to nearest: rounding the result again,
     to a shorter dtype, rounds the exact sum once. fp32 or fp64, finite; only the sign of `rest` matters."""
+    import numpy as np
+
     near, lacking = value.numpy(), rest.numpy()
     bits = near.view(f"int{8 * near.itemsize}")
     some = lacking != 0
-    inward = ((lacking < 0) != (near < 0)) & some
+    inward = ((lacking < 0) != np.signbit(near)) & some
     return torch.from_numpy(((bits - inward) | some).view(near.dtype))
 
 
