@@ -10,7 +10,7 @@ import torch
 
 from plait import testing
 from plait.methods.average import Average
-from plait.methods.base import Facts, Method, Outlook, Part, State, Where
+from plait.methods.base import Facts, MemberFacts, Method, Outlook, Part, State, Where
 from plait.methods.magmax import MagMax
 from plait.methods.task_arithmetic import TaskArithmetic
 from plait.tensors.exact import Exact
@@ -41,8 +41,8 @@ class SeesChunks(Average):
 class TooShort(Average):
     """Has a shorter way that forgets the weights."""
 
-    def quick(self, base: Any, outlook: Outlook) -> Any:
-        short = super().quick(base, outlook)
+    def quick(self, base: Any, where: Where, outlook: Outlook) -> Any:
+        short = super().quick(base, where, outlook)
         return None if short is None else _Unweighted(short)
 
 
@@ -50,8 +50,8 @@ class TooShort(Average):
 class _Unweighted:
     way: Any
 
-    def take(self, expert: Any, weight: float) -> bool:
-        return bool(self.way.take(expert, 1.0))
+    def take(self, expert: Any, member: MemberFacts) -> bool:
+        return bool(self.way.take(expert, replace(member, weight=1.0)))
 
     def merged(self, dtype: Any) -> Any:
         return self.way.merged(dtype)

@@ -14,8 +14,11 @@ from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.source import Incoming, Source
 from plait.engine.state import DENSE, SPARSE
 from plait.methods.base import Known, MemberFacts, TensorMethod
-from plait.tensors import torch
+from plait.tensors import compiled, torch
 from plait.types import TensorRef
+
+COMPILED_FROM = 1 << 26
+"""Elements of all inputs from which on loading the compiled loops pays, a few tenths of a second."""
 
 
 @dataclass
@@ -40,6 +43,15 @@ class Merge:
     @property
     def source(self) -> Source:
         return Source(self.base, self.settings.allow_nonfinite)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled loops are used where the method has them. Loads them if so."""
+        wanted = self.settings.compiled
+        if wanted is None:
+            size = sum(ref.numel for ref in self.base.values()) * (1 + len(self.enter))
+            wanted = size >= COMPILED_FROM
+        return wanted and compiled.works()
 
     def plan(self, names: set[str]) -> list[Job]:
         order = in_file_order(self.base, names)

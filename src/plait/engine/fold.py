@@ -194,7 +194,15 @@ def _state_pass(
     if folder is not None:
         writer = StateWriter(folder, merge.method, wholes, _spilled(merge))
     task = FoldPass(
-        merge.method, merge.source, tuple(merge.enter), tuple(merge.leave), reader, writer, merge.out, outlook
+        merge.method,
+        merge.source,
+        tuple(merge.enter),
+        tuple(merge.leave),
+        reader,
+        writer,
+        merge.out,
+        outlook,
+        merge.compiled,
     )
     total = sum(
         merge.base[n].nbytes + (merge.out[n].nbytes if outlook and n in merge.out else 0) for n in touched
@@ -244,7 +252,7 @@ def _prepare(merge: Merge, members: Sequence[Incoming], key: str) -> list[Known]
             asked = {n: [w.name for w in _places(merge, members[n].refs, s)] for n, s in surveys.items()}
             names = {name for group in asked.values() for name in group}
             plan = merge.plan(names)
-            task = SurveyPass(merge.method, merge.source, tuple(members), surveys)
+            task = SurveyPass(merge.method, merge.source, tuple(members), surveys, merge.compiled)
             total = sum(merge.base[n].nbytes for n in names) // min(s.stride for s in surveys.values())
             total += sum(
                 members[n].refs[t].nbytes // surveys[n].stride for n, group in asked.items() for t in group

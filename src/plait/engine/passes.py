@@ -11,7 +11,7 @@ from plait.engine.desk import Desk, overflowed, torch_dtype
 from plait.engine.plan import Job
 from plait.engine.source import Incoming, Loaded, Source
 from plait.engine.state import Record, StateReader, StateWriter, blank
-from plait.methods.base import Answers, Known, Outlook, State, Survey, TensorMethod, Where
+from plait.methods.base import LONG, Answers, Known, MemberFacts, Outlook, State, Survey, TensorMethod, Where
 from plait.tensors import BLOCK, Tensor
 from plait.tensors.exact import Exact, ExactSum, round_once, settle
 from plait.types import TensorRef
@@ -26,6 +26,7 @@ class SurveyPass:
     source: Source
     members: tuple[Incoming, ...]
     surveys: Mapping[int, Survey]  # by the number of the member
+    compiled: bool = False
 
     def __call__(self, job: Job, desk: Desk) -> list[list[tuple[int, int, Any]]]:
         return [self._piece(piece, desk) for piece in job.pieces]
@@ -44,9 +45,19 @@ class SurveyPass:
             where = Where(piece.name, piece.shape, piece.dtype, first, count)
             base = self.source.load(desk, where)
             for number in numbers:
-                part = self.source.part(desk, base, self.members[number])
-                answers.append((number, first, self.method.measure(part, self.surveys[number].ask)))
+                answers.append((number, first, self._answer(base, number, desk)))
         return answers
+
+    def _answer(self, base: Loaded, number: int, desk: Desk) -> Any:
+        member, ask = self.members[number], self.surveys[number].ask
+        glances = type(self.method).glance is not TensorMethod.glance
+        if self.compiled and glances and base.hole is None:
+            where = base.where
+            expert = desk.read(member.refs[where.name], where.first, where.count, "expert")
+            answer = self.method.glance(base.values, expert, where, ask)
+            if answer is not LONG:
+                return answer
+        return self.method.measure(self.source.part(desk, base, member), ask)
 
 
 def wanted(survey: Survey, name: str) -> bool:
@@ -102,6 +113,7 @@ class FoldPass:
     new_state: StateWriter | None
     out: Mapping[str, TensorRef]
     outlook: Outlook | None
+    compiled: bool = False
 
     def __call__(self, job: Job, desk: Desk) -> list[tuple[Record | None, int]]:
         return [self._piece(piece, desk) for piece in job.pieces]
@@ -112,7 +124,7 @@ class FoldPass:
             desk.luck.note(values is not None)
             if values is not None:
                 desk.write(self.out[where.name], where.first, values)
-                return None, overflowed(values, self.out[where.name].dtype)
+                return None, 0
         base = self.source.load(desk, where)
         begun = self.state is not None and where.name in self.state.names
         state = self.state.load(desk, where) if self.state and begun else blank(self.method, where)
@@ -130,7 +142,7 @@ class FoldPass:
     @property
     def _short(self) -> bool:
         """Whether members only pass through, on their way to the output."""
-        return self.outlook is not None and not (self.state or self.new_state or self.leave)
+        return self.compiled and self.outlook is not None and not (self.state or self.new_state or self.leave)
 
     def _quick(self, where: Where, desk: Desk) -> Tensor | None:
         """The merged piece by the method's shorter way, where it has one that holds."""
@@ -139,7 +151,7 @@ class FoldPass:
             return None
         ref = self.source.base[where.name]
         base = desk.read(ref, where.first, where.count, "base")
-        quick = self.method.quick(base, self.outlook)
+        quick = self.method.quick(base, where, self.outlook)
         if quick is None:
             return None
         begun = False
@@ -149,7 +161,7 @@ class FoldPass:
                 continue
             begun = True
             expert = base if theirs is None else desk.read(theirs, where.first, where.count, "expert")
-            if not quick.take(expert, member.weight):
+            if not quick.take(expert, MemberFacts(member.weight, member.known or {})):
                 return None
         return quick.merged(torch_dtype(place.dtype))
 

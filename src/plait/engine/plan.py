@@ -35,7 +35,8 @@ def _cores() -> int:
 class Settings:
     """How to run a plan. Nothing here changes a byte of the result.
 
-    workers: threads; one job runs on one of them. chunk: elements of a piece, a multiple of BLOCK.
+    workers: threads; one job runs on one of them. chunk: elements of a piece, a multiple of BLOCK. compiled:
+    whether loops compiled by numba are used where a method has them; None: if there is much to do.
     allow_nonfinite: NaN and infinity in an input are not refused; where an expert holds one it takes the
     base's value, where the base holds one the output is the base's.
     """
@@ -43,6 +44,7 @@ class Settings:
     workers: int = field(default_factory=_cores)
     chunk: int = CHUNK
     allow_nonfinite: bool = False
+    compiled: bool | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1:

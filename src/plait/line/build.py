@@ -259,10 +259,9 @@ def _incoming(setting: Setting, member: Member, refs: Mapping[str, TensorRef]) -
 def engine_settings(workers: int | None, chunk: int | None, allow_nonfinite: bool) -> Settings:
     from plait import engine
 
-    chosen = {"workers": workers, "chunk": chunk}
-    return engine.Settings(
-        **{k: v for k, v in chosen.items() if v is not None}, allow_nonfinite=allow_nonfinite
-    )
+    given = {"workers": workers, "chunk": chunk}
+    chosen: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    return engine.Settings(**chosen, allow_nonfinite=allow_nonfinite)
 
 
 def _link_state(setting: Setting, state: StateObjects | None, folder: Path) -> Path | None:

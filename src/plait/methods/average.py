@@ -8,8 +8,8 @@ from typing import ClassVar
 from plait.methods.base import Facts, Outlook, Quick, State, Where
 from plait.methods.sparsify import SumOfTaskVectors
 from plait.tensors import Tensor
+from plait.tensors.compiled import ScaledSum, known
 from plait.tensors.exact import Exact
-from plait.tensors.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Average(SumOfTaskVectors):
         total: Exact = state["delta"].value()
         return total.over(outlook.weight)
 
-    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
-        if self.sparsify is not None or outlook.weight <= 0 or not Linear.fits(base):
+    def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
+        if self.sparsify is not None or not known(base):
             return None
-        return Linear(base, 1 / outlook.weight, lambda total: total.over(outlook.weight))
+        return ScaledSum(base, divisor=outlook.weight)

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from plait.errors import UsageError
 from plait.tensors import Tensor, torch
+from plait.tensors.compiled import LONG as LONG
 from plait.tensors.exact import Exact, ExactSum, Scan, difference
 from plait.types import Answers as Answers
 from plait.types import Known as Known
@@ -169,11 +170,12 @@ class Quick(Protocol):
     """A faster way to the bytes that `step` and `merge` lead to, for one chunk whose members all enter at
     once and of which no state is kept. It may give up at any time; the engine then goes the long way."""
 
-    def take(self, expert: Tensor, weight: float) -> bool:
+    def take(self, expert: Tensor, member: MemberFacts) -> bool:
         """Take a member in; its tensor may be overwritten afterwards. False: give up."""
 
     def merged(self, dtype: torch.dtype) -> Tensor | None:
-        """The merged chunk, rounded once. None: give up, also for anything that the long way would refuse."""
+        """The merged chunk, rounded once, all elements finite. None: give up, also for anything that the long way
+        would refuse."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +234,15 @@ class TensorMethod(Method):
         The engine rounds once, to the base's dtype."""
         raise NotImplementedError
 
-    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
-        """A faster way for a chunk, None where there is none. Asked only where the method neither prepares
-        nor concludes. `base` stays as it is meanwhile."""
+    def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
+        """A faster way for a chunk, None where there is none. Not asked where the method concludes. `base` stays as
+        it is meanwhile. Asked only where `compiled.works()`."""
         return None
+
+    def glance(self, base: Tensor, expert: Tensor, where: Where, ask: Any) -> Any:
+        """A faster way to what `measure` answers for a chunk; LONG where there is none, and for tensors that are not
+        finite. Asked only where `compiled.works()`."""
+        return LONG
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:
         """True where the formula gives the only member back; the engine then copies that member's bytes.

@@ -9,7 +9,7 @@ from typing import ClassVar
 from plait.methods.base import Facts, MemberFacts, Outlook, Part, Quick, Slot, State, TensorMethod, Where
 from plait.methods.ranges import finite
 from plait.tensors import Tensor, torch
-from plait.tensors.farthest import Farthest
+from plait.tensors.compiled import Winner, known
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class MagMax(TensorMethod):
         start = base.double()
         return start + (winner - start) * self.scale
 
-    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
-        return Farthest(base, self.scale) if Farthest.fits(base) else None
+    def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
+        return Winner(base, self.scale) if known(base) else None
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:
         return self.scale == 1 and len(members) == 1 and members[0].weight == 1

@@ -9,8 +9,8 @@ from plait.methods.base import Facts, Outlook, Quick, State, Where
 from plait.methods.ranges import finite
 from plait.methods.sparsify import SumOfTaskVectors
 from plait.tensors import Tensor
+from plait.tensors.compiled import ScaledSum, known
 from plait.tensors.exact import Exact
-from plait.tensors.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TaskArithmetic(SumOfTaskVectors):
         total: Exact = state["delta"].value()
         return total.times(self.scale)
 
-    def quick(self, base: Tensor, outlook: Outlook) -> Quick | None:
-        if self.sparsify is not None or not self.scale or not Linear.fits(base):
+    def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
+        if self.sparsify is not None or not known(base):
             return None
-        return Linear(base, self.scale, lambda total: total.times(self.scale))
+        return ScaledSum(base, factor=self.scale)

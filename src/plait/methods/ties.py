@@ -8,11 +8,26 @@ from math import inf, nextafter, ulp
 from struct import pack, unpack
 from typing import Any, ClassVar
 
-from plait.methods.base import Answers, Facts, Known, MemberFacts, Outlook, Part, Slot, State, Survey, Where
+from plait.methods.base import (
+    LONG,
+    Answers,
+    Facts,
+    Known,
+    MemberFacts,
+    Outlook,
+    Part,
+    Quick,
+    Slot,
+    State,
+    Survey,
+    Where,
+)
 from plait.methods.ranges import choice, finite, share
 from plait.methods.sparsify import Sparsified, cuts_of, keep, kept_of
 from plait.tensors import Tensor, torch
+from plait.tensors.compiled import Agreement, known, place_of_equal
 from plait.tensors.exact import Exact
+from plait.tensors.glance import glance
 from plait.tensors.select import NARROW_TOP, WIDE_TOP, answer, keys
 
 
@@ -80,6 +95,14 @@ class Ties(Sparsified):
 
     def survey(self, tau: Exact, part: Part, ask: Any) -> Any:
         return answer(keys(tau), part.where, ask)
+
+    def glance(self, base: Tensor, expert: Tensor, where: Where, ask: Any) -> Any:
+        return LONG if self.sparsify is not None else glance(base, expert, where, ask["ask"])
+
+    def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
+        if self.sparsify is not None or not known(base):
+            return None
+        return Agreeing(self, base, where, even=all(m.weight == 1 for m in outlook.members))
 
     def _count(self, size: int) -> int:
         k = kept_of(self.density, size)
@@ -181,6 +204,40 @@ class Ties(Sparsified):
         return Exact(torch.from_numpy(shift)).times(self.scale)
 
 
+class Agreeing:
+    """The merge of a chunk in compiled loops. even: whether all weights are 1."""
+
+    def __init__(self, method: Ties, base: Tensor, where: Where, *, even: bool) -> None:
+        self._base, self._where = base, where
+        self._sums = Agreement(base, method.scale, mean=method.disjoint == "mean", even=even)
+
+    def take(self, expert: Tensor, member: MemberFacts) -> bool:
+        """Add a member. False: give up."""
+        cut = member.known["cuts"][self._where.name]
+        if cut == "none":
+            return True
+        cuts = self._cuts(cut, expert) if expert.dtype == self._base.dtype else None
+        return cuts is not None and self._sums.take(expert, member.weight, _on_grid(member.weight), cuts)
+
+    def merged(self, dtype: torch.dtype) -> Tensor | None:
+        """The merged chunk. None: give up."""
+        return self._sums.merged(dtype)
+
+    def _cuts(self, cut: Any, expert: Tensor) -> list[tuple[int, float]] | None:
+        """(end, least fp64 number that is kept before it), one or two. None where there are none."""
+        where, count = self._where, self._where.count
+        least = least_kept(cut, where, False)
+        if least is not None:
+            return [(count, least)]
+        if cut["wide"] or not 0 < cut["threshold"] < NARROW_TOP - 1:
+            return None
+        _, start, kept = cut["last"]
+        skip = start - where.first
+        at = place_of_equal(self._base[skip:], expert[skip:], cut["threshold"], kept)
+        end = skip + at + 1 if at >= 0 else count
+        return [(end, _least(cut["threshold"], False)), (count, _least(cut["threshold"] + 1, False))]
+
+
 def _light(tau: Exact, weight: float) -> bool:
     """Whether no product with the weight becomes 0 or changes its sign."""
     return weight > 0 and tau.claims()[0] > -1000
@@ -200,8 +257,11 @@ def least_kept(cut: Any, where: Where, wide: bool) -> float | None:
             key += 1  # no equal one is kept
         elif where.first + where.count > start:
             return None
-    if not 0 < key < (WIDE_TOP if wide else NARROW_TOP):
-        return None
+    return _least(key, wide) if 0 < key < (WIDE_TOP if wide else NARROW_TOP) else None
+
+
+def _least(key: int, wide: bool) -> float:
+    """The least fp64 number of that key."""
     if wide:
         return float(unpack("<d", pack("<q", key))[0])
     below, above = unpack("<2f", pack("<2i", key - 1, key))

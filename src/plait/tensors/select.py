@@ -115,11 +115,14 @@ def answer(keys: Tensor, where: Where, ask: Any) -> Any:
         if where.name != plan["tensor"] or not 0 <= skip < len(found):
             return None
         return plan["start"] + int((found[skip:] == plan["key"]).nonzero()[0][plan["count"] - 1])
-    cuts = [where.first, *range((where.first // BLOCK + 1) * BLOCK, where.first + len(found), BLOCK)]
-    ends = [*cuts[1:], where.first + len(found)]
-    return [
-        (a, *_count(found[a - where.first : b - where.first], plan)) for a, b in zip(cuts, ends, strict=True)
-    ]
+    return [(a, *_count(found[a - where.first : b - where.first], plan)) for a, b in cuts_at(where)]
+
+
+def cuts_at(where: Where) -> list[tuple[int, int]]:
+    """(first, end) of the runs of a chunk that are counted by themselves: it is cut at multiples of BLOCK."""
+    end = where.first + where.count
+    cuts = [where.first, *range((where.first // BLOCK + 1) * BLOCK, end, BLOCK)]
+    return list(zip(cuts, [*cuts[1:], end], strict=True))
 
 
 def _count(found: Any, plan: Mapping[str, int]) -> tuple[int, int, int, Any]:
@@ -127,7 +130,7 @@ def _count(found: Any, plan: Mapping[str, int]) -> tuple[int, int, int, Any]:
     (distinct keys, counts) or, where these are more than the cap, a histogram of BUCKETS equal parts (uint32)."""
     import numpy as np
 
-    low, high, cap = plan["low"], plan["high"], plan["cap"]
+    low, high = plan["low"], plan["high"]
     over = found > high
     above = int(np.count_nonzero(over))
     if low == high:
@@ -141,12 +144,19 @@ def _count(found: Any, plan: Mapping[str, int]) -> tuple[int, int, int, Any]:
         inside = found[held.nonzero()[0]]  # faster than by the mask itself
         at_high, at_low = int(np.count_nonzero(inside == high)), int(np.count_nonzero(inside == low))
         inside = inside[(inside != high) & (inside != low)]
-    if len(inside) <= cap:
-        return above, at_high, at_low, inside
+    return above, at_high, at_low, listing(inside, plan)
+
+
+def listing(inside: Any, plan: Mapping[str, int]) -> Any:
+    """What is told of the keys strictly inside the bracket, see `_count`."""
+    import numpy as np
+
+    if len(inside) <= plan["cap"]:
+        return inside
     distinct, counts = np.unique(inside, return_counts=True)
-    if 2 * len(distinct) <= cap:
-        return above, at_high, at_low, (distinct, counts.astype(np.uint32))
-    return above, at_high, at_low, _buckets(distinct, counts, plan)
+    if 2 * len(distinct) <= plan["cap"]:
+        return distinct, counts.astype(np.uint32)
+    return _buckets(distinct, counts, plan)
 
 
 def _buckets(distinct: Any, counts: Any, plan: Mapping[str, int]) -> Any:
