@@ -1,7 +1,7 @@
 """The words of the layer: what a task, its examples, a network and a head are. Nothing here reads a file.
 
-A network holds no weights. Weights are an argument: a mapping from the tensor names of a checkpoint to tensors, so that
-the same network runs the base, an expert and a merged model, and gives gradients with respect to any of them.
+A network holds no weights. Weights are an argument: a mapping from the tensor names of a checkpoint to tensors, so
+that the same network runs the base, an expert and a merged model, and gives gradients with respect to any of them.
 """
 
 from __future__ import annotations
