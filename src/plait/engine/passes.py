@@ -222,7 +222,8 @@ def in_lockstep(
         surveys.clear()
         for number in list(running):
             try:
-                surveys[number] = running[number].send(answers.get(number))  # type: ignore[arg-type]
+                # Answers may be large: nobody holds them while the next pass runs.
+                surveys[number] = running[number].send(answers.pop(number, None))  # type: ignore[arg-type]
             except StopIteration as stop:
                 known[number] = json.loads(json.dumps(stop.value if stop.value is not None else {}))
                 del running[number]

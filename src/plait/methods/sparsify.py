@@ -242,8 +242,7 @@ def _addressed(
     try:
         survey = next(passes)
         while True:
-            answers = yield replace(survey, ask={"to": to, "ask": survey.ask, "known": known})
-            survey = passes.send(answers)
+            survey = passes.send((yield replace(survey, ask={"to": to, "ask": survey.ask, "known": known})))
     except StopIteration as stop:
         found: Known = stop.value
         return found

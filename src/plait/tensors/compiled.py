@@ -91,7 +91,8 @@ class _Chunk:
         out = torch.empty(len(self._base), dtype=dtype)
         found = getattr(loops(), loop)(self._base, *args, _LIMIT[str(dtype)], raw(out))
         # A zero needs the count of negative zeros if there is one.
-        return None if found & 1 or found & self._seen & 2 else out
+        minus = self._seen & 2 or found & 4
+        return None if found & 1 or (found & 2 and minus) else out
 
 
 class ScaledSum(_Chunk):
@@ -100,18 +101,25 @@ class ScaledSum(_Chunk):
     def __init__(self, base: Tensor, factor: float = 1.0, divisor: float = 1.0) -> None:
         super().__init__(base)
         self._factor, self._divisor = factor, divisor
+        self._weight = 0.0  # of the members that were added whole, without subtracting the base
         self._total = _empty(len(self._base), "float64")
 
     def take(self, expert: Tensor, member: Weighted) -> bool:
         """Add a member. False: give up."""
         weight, fresh, self._fresh = member.weight, self._fresh, False
-        return self._fits(expert, weight) and self._run(
-            "shift_by", raw(expert), self._base, weight, self._dropped(weight), fresh, self._total
-        )
+        if not self._fits(expert, weight):
+            return False
+        dropped = self._dropped(weight)
+        if dropped:
+            return self._run("shift_by", raw(expert), self._base, weight, dropped, fresh, self._total)
+        self._weight += weight  # the base is subtracted at the end, once for all
+        return self._run("add_by", raw(expert), weight, fresh, self._total)
 
     def merged(self, dtype: torch.dtype) -> Tensor | None:
         """The merged chunk, rounded once. None: give up."""
-        return self._settle("settle_sum", dtype, self._total, self._factor, self._divisor)
+        if frexp(self._weight)[0] * 2.0**24 % 1.0:
+            return None  # its product with the base may be rounded
+        return self._settle("settle_sum", dtype, self._total, self._weight, self._factor, self._divisor)
 
 
 class Winner(_Chunk):

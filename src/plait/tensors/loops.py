@@ -6,6 +6,7 @@ seen is returned as flags:
 
     1   something was rounded that must not be, is NaN or infinite, or is too large
     2   an input holds -0.0; of a result: it holds a 0
+    4   of a result: the base holds -0.0
 
 The loops have no branches, so that the compiler makes them vector instructions.
 """
@@ -152,22 +153,18 @@ def _narrow_single(value: Any, error: Any, like: Any) -> Any:
 
 @compiled
 def shift_by(expert: Any, base: Any, weight: Any, drop: Any, fresh: Any, total: Any) -> Any:
-    """total += weight * (expert - base), the product rounded to 53 - drop bits unless the weight is a power of two
-    (drop 0). total: fp64; 0 if `fresh`, whatever it holds."""
+    """total += weight * (expert - base), the product rounded to 53 - drop bits, drop > 0. total: fp64; 0 if `fresh`,
+    whatever it holds."""
     bad, minus = np.int32(0), np.int32(0)
-    half, mask = np.int64(0), np.int64(-1)
-    if drop:
-        half, mask = (np.int64(1) << np.int64(drop - 1)) - np.int64(1), -(np.int64(1) << np.int64(drop))
+    half, mask = (np.int64(1) << np.int64(drop - 1)) - np.int64(1), -(np.int64(1) << np.int64(drop))
     for i in range(base.size):
         e, b = widen(expert[i]), widen(base[i])
         minus |= minus_zero(expert[i]) | minus_zero(base[i])
         d = e - b
         t = d - e
         bad |= np.int32((e - (d - t)) - (b + t) != 0.0)
-        x = weight * d
-        if drop:
-            k = _long(x)
-            x = _double((k + half + ((k >> np.int64(drop)) & np.int64(1))) & mask)
+        k = _long(weight * d)
+        x = _double((k + half + ((k >> np.int64(drop)) & np.int64(1))) & mask)
         a = 0.0 if fresh else total[i]
         s = a + x
         t = s - a
@@ -177,19 +174,39 @@ def shift_by(expert: Any, base: Any, weight: Any, drop: Any, fresh: Any, total: 
 
 
 @compiled
-def settle_sum(base: Any, total: Any, factor: Any, divisor: Any, limit: Any, out: Any) -> Any:
-    """out = base + total * factor / divisor, where one of the two is 1.0; the product is rounded to fp64, then the
-    sum once. Results stay below `limit`."""
-    bad, zero = np.int32(0), np.int32(0)
+def add_by(expert: Any, weight: Any, fresh: Any, total: Any) -> Any:
+    """total += weight * expert, for a weight that is a power of two. `fresh` and `total` as in `shift_by`."""
+    bad, minus = np.int32(0), np.int32(0)
+    for i in range(expert.size):
+        minus |= minus_zero(expert[i])
+        x = weight * widen(expert[i])
+        a = 0.0 if fresh else total[i]
+        s = a + x
+        t = s - a
+        bad |= np.int32((a - (s - t)) + (x - t) != 0.0)
+        total[i] = s
+    return bad | (minus << np.int32(1))
+
+
+@compiled
+def settle_sum(base: Any, total: Any, weight: Any, factor: Any, divisor: Any, limit: Any, out: Any) -> Any:
+    """out = base + (total - weight * base) * factor / divisor, where factor or divisor is 1.0 and the weight a sum of
+    few powers of two; the product is rounded to fp64, then the last sum once. Results stay below `limit`."""
+    bad, zero, minus = np.int32(0), np.int32(0), np.int32(0)
     for i in range(base.size):
-        b, a = widen(base[i]), total[i]
+        b, s = widen(base[i]), total[i]
+        minus |= minus_zero(base[i])
+        y = weight * b
+        a = s - y
+        t = a - s
+        bad |= np.int32((s - (a - t)) - (y + t) != 0.0)
         x = a * factor if divisor == 1.0 else a / divisor
         v = b + x
         t = v - b
-        bad |= np.int32(not (abs(a) < SUMS)) | np.int32(not (abs(v) < limit))
+        bad |= np.int32(not (abs(s) < SUMS)) | np.int32(not (abs(a) < SUMS)) | np.int32(not (abs(v) < limit))
         zero |= np.int32(v == 0.0)
         out[i] = narrow(v, (b - (v - t)) + (x - t), out[i])
-    return bad | (zero << np.int32(1))
+    return bad | (zero << np.int32(1)) | (minus << np.int32(2))
 
 
 @compiled
@@ -232,8 +249,8 @@ def trim_by(
     below: Any,
 ) -> Any:
     """Add weight * (expert - base), where that difference is at least `least` in magnitude, to `positive` or
-    `negative` by its sign, and `behind` to `above` or `below`. Rounding and `fresh` as in `shift_by`; sums: fp64, the
-    last two fp32 or fp64."""
+    `negative` by its sign, and `behind` to `above` or `below`. Rounding (none for drop 0) and `fresh` as in
+    `shift_by`; sums: fp64, the last two fp32 or fp64."""
     bad, minus = np.int32(0), np.int32(0)
     half, mask = np.int64(0), np.int64(-1)
     if drop:

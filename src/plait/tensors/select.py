@@ -21,7 +21,7 @@ NARROW_TOP = 0x7F800000  # bits of the fp32 infinity, above every finite key
 WIDE_TOP = 0x7FF0000000000000  # the same for fp64
 
 SAMPLED = 64  # blocks that a sample has at least, where there are so many
-SAMPLE = 1 << 22  # keys that all sampled blocks send together, about
+SAMPLE = 1 << 20  # keys that all sampled blocks send together, about
 LISTED = 1 << 22  # keys that all blocks list together, about
 LEAST = 256  # keys that any block may list
 BUCKETS = 64  # a block that would list more sends a histogram of so many buckets instead
@@ -368,6 +368,7 @@ def largest(
         answers = yield Survey({"kind": "sample", "of": of, "scopes": plans}, stride, _names(todo, searches))
         for v in todo.values():
             v.learn_sample(answers, stride)
+        answers = {}  # not held while the next pass runs
     while todo:
         expected = sum(v.inside * v.size for v in todo.values())
         scale = min(1.0, LISTED / max(expected, 1.0))
@@ -383,6 +384,7 @@ def largest(
         answers = yield Survey({"kind": "count", "of": of, "scopes": plans}, only=_names(todo, searches))
         for v in todo.values():
             v.learn_counts(answers)
+        answers = {}
         todo = {s: v for s, v in todo.items() if v.cut is None}
     unplaced = {s: v for s, v in searches.items() if v.unplaced}
     if unplaced:
