@@ -80,8 +80,8 @@ def test_a_commit_that_stops_half_way_is_made_whole_by_the_next_run(
         else:
             real = plait.line.commit._put_state
 
-            def half(store: Any, folder: Path) -> Any:
-                real(store, folder)
+            def half(*args: Any) -> Any:
+                real(*args)
                 raise Stop
 
             patch.setattr("plait.line.commit._put_state", half)

@@ -276,6 +276,21 @@ def test_put_again_saves_it_from_gc(store: Store) -> None:
     assert store.objects.path(digest).stat().st_mtime > 1e9
 
 
+def test_kept_without_its_file_it_is_saved_from_gc_and_on_the_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = put(store, b"old")
+    path = store.objects.path(digest)
+    os.utime(path, (0, 0))
+    synced: list[Path] = []
+    for name in ("sync_file", "sync_folder"):
+        monkeypatch.setattr(f"plait.store.objects.{name}", lambda path, mode=None: synced.append(path))
+    assert store.objects.keep(digest) == digest
+    assert path.stat().st_mtime > 1e9
+    assert synced == [path, path.parent, path.parent.parent]
+    assert store.objects.get(digest) == b"old"
+
+
 def test_damaged_object_is_noticed_on_the_way(store: Store) -> None:
     digest = put(store, b"data")
     path = store.objects.path(digest)
@@ -301,7 +316,7 @@ def test_only_files_are_stored(store: Store, tmp_path: Path, kind: str) -> None:
 
 
 def test_missing_object(store: Store) -> None:
-    for ask in (store.objects.path, store.objects.size, store.objects.get):
+    for ask in (store.objects.path, store.objects.size, store.objects.get, store.objects.keep):
         with pytest.raises(VerificationError, match="the object is missing; restore it from a backup"):
             ask("0" * 64)
     assert not store.objects.has("0" * 64)

@@ -3,7 +3,9 @@ numpy."""
 
 from __future__ import annotations
 
+from plait.engine.drive import holds
 from plait.engine.fold import Folded, fold
+from plait.engine.journal import Sums
 from plait.engine.model import Modelled, run_model
 from plait.engine.move import Intake, copy, intake
 from plait.engine.plan import Settings
@@ -18,8 +20,10 @@ __all__ = [
     "Progress",
     "Settings",
     "Silent",
+    "Sums",
     "copy",
     "fold",
+    "holds",
     "intake",
     "run_model",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.engine.drive import Driver
+from plait.engine.journal import Sums
 from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.source import Incoming, Source
 from plait.engine.state import DENSE, SPARSE
@@ -35,6 +36,7 @@ class Merge:
     known: dict[str, Known] = field(default_factory=dict)
     concluded: Known = field(default_factory=dict)
     overflowed: dict[str, int] = field(default_factory=dict)
+    sums: Sums = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.engine.call import Identities, Merge, check, fingerprint
-from plait.engine.drive import Driver
-from plait.engine.journal import Journal
+from plait.engine.drive import Driver, holds
+from plait.engine.journal import Journal, Sums
 from plait.engine.move import CopyPass
 from plait.engine.passes import (
     ExaminePass,
@@ -27,7 +27,7 @@ from plait.engine.passes import (
 from plait.engine.plan import Job, Settings, by_piece, whole
 from plait.engine.progress import Gauge
 from plait.engine.source import Incoming
-from plait.engine.state import DENSE, SPARSE, Record, StateReader, StateWriter
+from plait.engine.state import Record, StateReader, StateWriter, settle
 from plait.errors import VerificationError
 from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
 from plait.types import TensorRef
@@ -45,7 +45,8 @@ class Folded:
     counts: tensors "merged" and "copied" (nobody changes them, or the method gives the only member back).
     seconds: wall time. overflowed: elements of the output that are infinite or NaN although the base is
     finite there (what members hold that is not finite is never used), by tensor, where there are any: the
-    values are too large for the output's dtype.
+    values are too large for the output's dtype. sums: of the new state's files, which tell them again;
+    without a journal they are not complete.
     """
 
     known: dict[str, Known]
@@ -55,6 +56,7 @@ class Folded:
     bytes_read: int
     bytes_written: int
     overflowed: dict[str, int] = field(default_factory=dict)
+    sums: Sums = field(default_factory=dict)
 
 
 def fold(
@@ -80,7 +82,8 @@ def fold(
     before, None to begin from nothing. new_state: the folder for the state after, made here, None to keep
     none. out: places for tensors of `base`, each in any float dtype; tensors left out are not made.
 
-    journal: a file that lets the same call go on where an interrupted one stopped; the caller deletes it.
+    journal: a file that lets the same call go on where an interrupted one stopped, to the end of the last pass:
+    of a call that had ended, nothing but checksums is computed again. The caller deletes it.
     base_identity, state_identity: digests of base and state, and `Incoming.identity` of a member; where
     given, the call is the same even if these files were moved or written again meanwhile.
 
@@ -110,6 +113,7 @@ def fold(
         driver.traffic.read,
         driver.traffic.written,
         merge.overflowed,
+        merge.sums,
     )
 
 
@@ -164,11 +168,13 @@ def _fold(merge: Merge, state: Path | None, new_state: Path | None) -> set[str]:
     return computed
 
 
-def _write(merge: Merge, label: str, plan: Sequence[Job], task: FoldPass, total: int) -> list[Made]:
+def _write(
+    merge: Merge, label: str, plan: Sequence[Job], task: FoldPass, total: int, settled: Path | None = None
+) -> list[Made]:
     """Run a pass that writes the output or a state; what was made of every piece, in the order of the
     plan."""
     made: list[Made] = []
-    for piece, (record, count) in by_piece(plan, merge.driver.write(label, plan, task, total)):
+    for piece, (record, count) in by_piece(plan, merge.driver.write(label, plan, task, total, settled)):
         made.append((piece, record))
         merge.lost([(piece.name, count)])
     return made
@@ -186,12 +192,13 @@ def _state_pass(
     """Members into the state, and with an outlook the state into the output. Returns the tensors with a
     state."""
     journal = merge.driver.journal
-    if journal is not None and outlook is None and "state" in journal.values and _is_whole(folder):
-        return set(journal.values["state"])  # the files were on the disk before this was noted
     wholes = [whole(merge.base[name], name) for name in touched]
     writer = None
     plan = merge.plan(touched)
-    if folder is not None:
+    settled = _settled(merge, folder)
+    if settled is not None and outlook is None:
+        return settled
+    if folder is not None and settled is None:
         writer = StateWriter(folder, merge.method, wholes, _spilled(merge))
     task = FoldPass(
         merge.method,
@@ -209,29 +216,38 @@ def _state_pass(
     )
     total += sum(m.refs[n].nbytes for m in (*merge.enter, *merge.leave) for n in m.refs)
     total += (reader.nbytes if reader else 0) + (writer.nbytes if writer else 0)
-    made = _write(merge, "fold", plan, task, total)
-    if writer is None:
+    made = _write(merge, "fold", plan, task, total, folder if settled is not None else None)
+    if settled is not None:
+        return settled
+    if folder is None or writer is None:
         return touched
-    alive = writer.finish(
-        ((piece, r) for piece, r in made if r is not None), sync=keep or journal is not None
-    )
-    if journal is not None and outlook is None:
-        journal.value("state", sorted(alive))
+    sync = keep or journal is not None
+    wrote = journal.wrote("fold") if journal is not None else []
+    alive, merge.sums = writer.finish(((p, r) for p, r in made if r is not None), wrote, sync=sync)
+    if journal is not None:
+        journal.value("folded", {"names": sorted(alive), "sums": merge.sums})
+    settle(folder, sync=sync)
     return alive
 
 
-def _is_whole(folder: Path | None) -> bool:
-    """Whether the files of a state are there. Who called an interrupted merge may have moved them to their
-    own place already."""
-    return folder is not None and all((folder / name).is_file() for name in (DENSE, SPARSE))
+def _settled(merge: Merge, folder: Path | None) -> set[str] | None:
+    """The tensors with a state, where an interrupted run had finished the state and its files are whole. Who
+    called that run may have moved them to their own place already."""
+    journal = merge.driver.journal
+    if journal is None or folder is None or "folded" not in journal.values:
+        return None
+    noted = journal.values["folded"]
+    workers = merge.settings.workers
+    if not all(holds(folder / name, ranges, workers) for name, ranges in noted["sums"].items()):
+        return None
+    settle(folder, sync=True)
+    merge.sums = noted["sums"]
+    return set(noted["names"])
 
 
 def _spilled(merge: Merge) -> int:
     """First free byte of the spill file that an interrupted run may have left."""
-    journal = merge.driver.journal
-    if journal is None:
-        return 0
-    ranges = [w for wrote, _ in journal.jobs.get("fold", {}).values() for w in wrote]
+    ranges = merge.driver.journal.wrote("fold") if merge.driver.journal is not None else []
     return max((first + count for file, first, count, _ in ranges if Path(file).name == "spill"), default=0)
 
 
@@ -288,6 +304,10 @@ def _places(merge: Merge, names: Mapping[str, Any] | set[str], survey: Survey = 
 
 
 def _conclude(merge: Merge, state: StateReader, facts: Sequence[MemberFacts]) -> Known:
+    journal = merge.driver.journal
+    if journal is not None and "conclude" in journal.values:
+        known: Known = journal.values["conclude"]
+        return known
     places = _places(merge, state.names)
 
     def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
@@ -298,7 +318,10 @@ def _conclude(merge: Merge, state: StateReader, facts: Sequence[MemberFacts]) ->
         found = merge.driver.survey("conclude", plan, task, total)
         return {0: collect(places, plan, found)}
 
-    return in_lockstep({0: merge.method.conclude({w.name: w for w in places}, facts)}, ask)[0]
+    known = in_lockstep({0: merge.method.conclude({w.name: w for w in places}, facts)}, ask)[0]
+    if journal is not None:
+        journal.value("conclude", known)
+    return known
 
 
 def _give(merge: Merge, held: set[str]) -> set[str]:

@@ -19,6 +19,9 @@ from plait.errors import PlaitError
 Wrote = list[list[Any]]
 """[file, first byte, bytes, crc32] of each range that a job wrote."""
 
+Sums = dict[str, list[list[int]]]
+"""By the name of a file in some folder: [first byte, bytes, crc32] of ranges that fill the file without a gap."""
+
 
 class Journal:
     """One journal file, open for the time of one plan. `close` keeps the file: the caller deletes it with the
@@ -44,12 +47,17 @@ class Journal:
 
     def job(self, label: str, index: int, wrote: Wrote, result: Any) -> None:
         """Job `index` of the pass `label` is done. `result` survives JSON."""
+        self.jobs.setdefault(label, {})[index] = (wrote, result)
         self._append({"pass": label, "job": index, "wrote": wrote, "result": result})
 
     def value(self, key: str, value: Any) -> None:
         """Remember a value of the plan that cost a pass to find."""
         self.values[key] = value
         self._append({"key": key, "value": value})
+
+    def wrote(self, label: str) -> Wrote:
+        """All ranges that the finished jobs of a pass wrote."""
+        return [entry for wrote, _ in self.jobs.get(label, {}).values() for entry in wrote]
 
     def close(self) -> None:
         os.close(self._handle)

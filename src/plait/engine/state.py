@@ -20,9 +20,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from plait.checkpoint.format import FileWriter, fsync_folder, read_header
 from plait.engine.desk import Desk, torch_dtype
+from plait.engine.journal import Sums, Wrote
 from plait.errors import VerificationError
 from plait.methods.base import Slot, State, TensorMethod, Where
 from plait.tensors import Tensor, torch
@@ -31,6 +33,7 @@ from plait.types import DTYPES, TensorRef
 
 DENSE, SPARSE = "dense.safetensors", "sparse.safetensors"
 _FORMAT = {"format": "plait state 1"}
+_FRESH = f"{DENSE}.new"
 _SPILL = "spill"
 
 Record = list[Any]
@@ -146,7 +149,7 @@ class StateWriter:
     """Writes a state piece by piece, in any order and from several threads, into a folder that exists.
 
     tensors: every tensor that may have a state. What an earlier, interrupted writer of the same state left in
-    the folder is kept. `finish` makes the files canonical.
+    the folder is kept. `finish` makes the canonical files, `settle` gives them their names.
     """
 
     def __init__(
@@ -202,9 +205,15 @@ class StateWriter:
         desk.write_at(self._spill, place, memoryview(data))
         return place, index.numel()
 
-    def finish(self, records: Iterable[tuple[Where, Record]], *, sync: bool) -> set[str]:
-        """Write the sparse file; drop tensors whose state is zero where the method is additive. Returns the
-        names that remain. records: what `save` returned for every piece of every tensor."""
+    def finish(
+        self, records: Iterable[tuple[Where, Record]], wrote: Wrote, *, sync: bool
+    ) -> tuple[set[str], Sums]:
+        """Write the sparse file and, where the method is additive and some state is zero, a dense file without
+        these tensors. Returns the names that remain, and the sums of both files.
+
+        records: what `save` returned for every piece of every tensor. wrote: the ranges that it wrote, as desks
+        traced them; without them the sums are not complete. Nothing that `save` wrote is gone before `settle`.
+        """
         alive: set[str] = set()
         entries: dict[str, list[tuple[int, int, int]]] = {}
         for where, (some, notes) in records:
@@ -212,45 +221,76 @@ class StateWriter:
                 alive.add(where.name)
             for slot, bin_, place, count in notes:
                 entries.setdefault(f"{slot}/{bin_}/*/{where.name}", []).append((where.first, place, count))
+        dense = self.folder / DENSE
         if set(self._entries) - alive:
-            self._shrink(alive, sync)
+            dense = self.folder / _FRESH
+            wrote = self._shrink(alive, dense, sync)
         elif sync:
-            _sync(self.folder / DENSE)
-        self._write_sparse(entries, sync)
-        os.unlink(self._spill)
-        if sync:
-            fsync_folder(self.folder)
-        return alive
+            _sync(dense)
+        sparse = self.folder / SPARSE
+        return alive, {
+            DENSE: _sums(dense, wrote),
+            SPARSE: _sums(sparse, self._write_sparse(entries, sparse, sync)),
+        }
 
-    def _shrink(self, alive: set[str], sync: bool) -> None:
+    def _shrink(self, alive: set[str], target: Path, sync: bool) -> Wrote:
         kept = [entry for name, group in self._entries.items() if name in alive for entry in group]
-        target = self.folder / f"{DENSE}.new"
         desk = Desk()
+        wrote: Wrote = []
+        desk.trace = wrote
         with FileWriter(target, kept, _FORMAT) as writer:
             for key, _, _ in kept:
                 ref = self._places[key]
                 for first in range(0, ref.nbytes, 1 << 20):
                     count = min(1 << 20, ref.nbytes - first)
-                    writer.write(key, first, desk.read_bytes_of(ref, first, count, "move"))
+                    data = desk.read_bytes_of(ref, first, count, "move")
+                    desk.write_bytes(writer.places[key], first, data)
             writer.close(sync)
         desk.close()
-        os.replace(target, self.folder / DENSE)
+        return wrote
 
-    def _write_sparse(self, entries: Mapping[str, list[tuple[int, int, int]]], sync: bool) -> None:
+    def _write_sparse(
+        self, entries: Mapping[str, list[tuple[int, int, int]]], target: Path, sync: bool
+    ) -> Wrote:
         table: list[tuple[str, str, tuple[int]]] = []
         for key, runs in sorted(entries.items()):
             count = sum(n for _, _, n in runs)
             table.append((key.replace("/*/", "/index/", 1), "I64", (count,)))
             table.append((key.replace("/*/", "/value/", 1), "F64", (count,)))
-        with FileWriter(self.folder / SPARSE, table, _FORMAT) as writer, open(self._spill, "rb") as spill:
+        desk = Desk()
+        wrote: Wrote = []
+        desk.trace = wrote
+        with FileWriter(target, table, _FORMAT) as writer, open(self._spill, "rb") as spill:
             for key, runs in sorted(entries.items()):
                 done = 0
                 for _, place, count in sorted(runs):
                     spill.seek(place)
-                    writer.write(key.replace("/*/", "/index/", 1), done, spill.read(8 * count))
-                    writer.write(key.replace("/*/", "/value/", 1), done, spill.read(8 * count))
+                    for part in ("/index/", "/value/"):
+                        ref = writer.places[key.replace("/*/", part, 1)]
+                        desk.write_bytes(ref, done, memoryview(spill.read(8 * count)))
                     done += 8 * count
             writer.close(sync)
+        desk.close()
+        return wrote
+
+
+def settle(folder: Path, *, sync: bool) -> None:
+    """Give the files of a state that `StateWriter.finish` made their names, and remove what they were made from.
+    Does the rest where an earlier call was interrupted."""
+    fresh = folder / _FRESH
+    if fresh.exists():
+        os.replace(fresh, folder / DENSE)
+    (folder / _SPILL).unlink(missing_ok=True)
+    if sync:
+        fsync_folder(folder)
+
+
+def _sums(file: Path, wrote: Wrote) -> list[list[int]]:
+    """The header of a file, and what was written of the file after it."""
+    with file.open("rb") as handle:
+        head = handle.read(8)
+        head += handle.read(int.from_bytes(head, "little"))
+    return [[0, len(head), crc32(head)], *(list(entry[1:]) for entry in wrote if entry[0] == str(file))]
 
 
 def _sync(path: Path) -> None:

@@ -19,7 +19,7 @@ from plait.line.member import Member, refs_of, seed_of
 from plait.types import TensorRef
 
 if TYPE_CHECKING:
-    from plait.engine import Folded, Incoming, Settings
+    from plait.engine import Folded, Incoming, Settings, Sums
     from plait.methods.base import TensorMethod
     from plait.store import Store
 
@@ -73,6 +73,8 @@ class Built:
     snapshots: dict[int, Path]  # state after so many members
     counts: dict[str, Any]
     notes: tuple[str, ...]
+    sums: dict[Path, Sums] = field(default_factory=dict)  # by folder, of the files of `state` and `snapshots`
+    stored: dict[Path, str] = field(default_factory=dict)  # those of these files that are objects already
 
 
 def operand(setting: Setting, member: Member) -> Operand:
@@ -133,6 +135,7 @@ def build(
         making.snapshots,
         dict(folded.counts),
         overflow(folded.overflowed),
+        making.sums,
     )
 
 
@@ -146,6 +149,7 @@ class _Making:
     state: Path | None
     objects: StateObjects | None
     snapshots: dict[int, Path] = field(default_factory=dict)
+    sums: dict[Path, Sums] = field(default_factory=dict)
     identity: str = ""
 
     def __post_init__(self) -> None:
@@ -181,6 +185,7 @@ class _Making:
             base_identity=setting.base_digest,
             state_identity=self.identity,
         )
+        self.sums[folder] = folded.sums
         self.after = _learn(setting, self.after, folded.known, self.work)
         return folded
 

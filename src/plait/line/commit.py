@@ -28,14 +28,13 @@ def commit(
 ) -> dict[str, Any]:
     """Record a change; returns what the user is told. `fresh`: the state was made from nothing.
 
-    Killed anywhere before the entry is written, the line is as it was; a failure after it is only a note.
+    Killed anywhere before the entry is written, the line is as it was, and `resume` finds again what had been
+    put away; a failure after it is only a note.
     """
-    for journal in work.glob("journal*"):  # what it vouches for is moved away now
-        journal.unlink()
     head = views.last(store)
     if built.folder is not None:
         store.versions.publish(built.folder, built.digest)
-    state = _put_state(store, built.state) if built.state else None
+    state = _put_state(store, built, built.state) if built.state else None
     entry = store.ledger.append(
         {
             "verb": verb,
@@ -65,8 +64,13 @@ def commit(
     return row
 
 
-def _put_state(store: Store, folder: Path) -> StateObjects:
-    return {name: store.objects.put_file(folder / name) for name in STATE_FILES}
+def _put_state(store: Store, built: Built, folder: Path) -> StateObjects:
+    def put(path: Path) -> str:
+        if path in built.stored:
+            return store.objects.keep(built.stored[path])
+        return store.objects.put_file(path)
+
+    return {name: put(folder / name) for name in STATE_FILES}
 
 
 def _snapshots(
@@ -75,7 +79,7 @@ def _snapshots(
     """States of prefixes of the member list: those that stay true, and those that were just made."""
     rows = {c: kept for c, kept in head["snapshots"].items() if same_prefix(head, built, int(c))}
     for count, folder in built.snapshots.items():
-        rows[str(count)] = state if state and folder == built.state else _put_state(store, folder)
+        rows[str(count)] = state if state and folder == built.state else _put_state(store, built, folder)
     return rows
 
 

@@ -17,7 +17,6 @@ from plait.line.build import (
     Operand,
     Setting,
     StateObjects,
-    build,
     open_version,
     operand,
     stack_of,
@@ -36,6 +35,7 @@ from plait.line.member import (
     task_of,
 )
 from plait.line.opening import open_setting, publish_base
+from plait.line.resume import build_or_find
 from plait.methods.base import TensorMethod, check_weight
 from plait.methods.registry import make
 from plait.store import Store
@@ -178,7 +178,7 @@ class Line:
             new, arrival = self._arrive(
                 setting, work, checkpoint, task, weight, private, allow, descends_from
             )
-            built = build(setting, [*members, new.member], work, enter=[new], state=self._state())
+            built = build_or_find(setting, [*members, new.member], work, enter=[new], state=self._state())
             told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
             return commit(self.store, "merge", task, built, work, began, fresh=not members, **told)
 
@@ -393,12 +393,12 @@ class Line:
         if setting.method.facts.family == "additive":
             gone = self._at_hand(setting, old, checkpoint, work, allow_pickle)
             back = [o if isinstance(o, Operand) else Operand(o, gone.refs) for o in enter]
-            built = build(setting, after, work, enter=back, leave=[gone], state=self._state())
+            built = build_or_find(setting, after, work, enter=back, leave=[gone], state=self._state())
             return built, "subtraction", False
         kept = {int(count): state for count, state in self._head()["snapshots"].items()}
         start = max((count for count in kept if count <= index), default=0)
         again = [operand(setting, m) for m in after[start:]]
-        return build(setting, after, work, enter=again, state=kept.get(start)), "refold", start == 0
+        return build_or_find(setting, after, work, enter=again, state=kept.get(start)), "refold", start == 0
 
     def _at_hand(
         self, setting: Setting, member: Member, checkpoint: str | Path | None, work: Path, allow_pickle: bool

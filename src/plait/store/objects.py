@@ -68,6 +68,15 @@ class Objects:
             write_new(fresh, data)
         return self.put_file(fresh)
 
+    def keep(self, digest: str) -> str:
+        """Do for an object that is there already what `put_file` does for one that it finds: put it on the disk
+        for certain, and let the grace period of gc start anew. Returns its digest. VerificationError if missing.
+        """
+        path = self.path(digest)
+        with failing("storing", path):
+            self._kept(path, path.stat().st_size)
+        return digest
+
     def get(self, digest: str) -> bytes:
         """The bytes of the object, checked against its name: those or VerificationError, never others."""
         path = self.path(digest)
