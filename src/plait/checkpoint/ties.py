@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from plait.checkpoint.format import blocks, same_bytes
@@ -32,20 +32,39 @@ def find_aliases(tensors: Mapping[str, TensorRef], config: Mapping[str, Any] | N
     Only embeddings and output layers are looked at: other layers that start equal may part in training.
     A head is no alias where the configuration says that it is not tied.
     """
-    groups: dict[tuple[str, tuple[int, ...]], list[TensorRef]] = defaultdict(list)
-    for name, ref in tensors.items():
-        if len(ref.shape) == 2 and ref.mergeable and (is_head(name) or is_embedding(name)):
-            groups[ref.dtype, ref.shape].append(ref)
+
+    def found(name: str, others: Sequence[str]) -> str | None:
+        return twin(tensors[name], [tensors[other] for other in others])
+
+    kinds = {name: (ref.dtype, ref.shape) for name, ref in tensors.items() if ref.mergeable}
+    return choose_aliases(kinds, config, found)
+
+
+def choose_aliases(
+    kinds: Mapping[str, tuple[str, tuple[int, ...]]],
+    config: Mapping[str, Any] | None,
+    twin_of: Callable[[str, Sequence[str]], str | None],
+) -> dict[str, str]:
+    """The rule of `find_aliases`, wherever the tensors are: alias -> the name that is kept.
+
+    kinds: dtype and shape of each float tensor. twin_of: which of several names has the tensor of a name, as
+    `twin`. An embedding is kept rather than a head, then the first by name: the order of the tensors and how
+    they are cut into files must not show, as random numbers go by the name that is kept.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    for name, (dtype, shape) in kinds.items():
+        if len(shape) == 2 and (is_head(name) or is_embedding(name)):
+            groups[dtype, shape].append(name)
     heads_tied = ties_heads(config)
     aliases: dict[str, str] = {}
     for group in groups.values():
-        ordered = sorted(group, key=lambda ref: is_head(ref.name))  # an embedding is kept rather than a head
-        for place, ref in enumerate(ordered[1:], 1):
-            if is_head(ref.name) and not heads_tied:
+        ordered = sorted(group, key=lambda name: (is_head(name), name))
+        for place, name in enumerate(ordered[1:], 1):
+            if is_head(name) and not heads_tied:
                 continue
-            kept = twin(ref, [other for other in ordered[:place] if other.name not in aliases])
+            kept = twin_of(name, [other for other in ordered[:place] if other not in aliases])
             if kept is not None:
-                aliases[ref.name] = kept
+                aliases[name] = kept
     return aliases
 
 

@@ -36,21 +36,33 @@ def merge_state_dicts(
     weights: Sequence[float] | None = None,
     *,
     seed: int = 0,
+    tie_word_embeddings: bool = True,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Merge state dicts in memory; for notebooks.
+    """Merge state dicts in memory; for notebooks. The bytes are those of `merge_files` on the same tensors.
 
     base, experts: mappings from names to tensors of any float dtype, same names and shapes. weights: one per
-    expert, 1.0 by default. Returns a new mapping in the base's dtypes; no input is written to.
+    expert, 1.0 by default. seed: for sparsifiers.
+    tie_word_embeddings: what config.json says under this name. Embeddings and output layers that are equal in the
+    base are tied: they are merged once, and experts must have them equal too, or leave the second name out. False:
+    output layers are tensors of their own. No other tensors are tied, whether or not they share memory.
+    Returns a new mapping in the base's dtypes, a tensor of its own for each name; no input is written to.
     Integer and boolean tensors must equal the base's and are copied. Raises RefusedInput or UsageError.
     """
+    from plait.line.tied import tied_names, without
     from plait.methods.memory import apply
 
     chosen = make(method, options)
+    shares = _weights(weights, len(experts))
+    if not isinstance(chosen, TensorMethod):  # it sees the whole model, second names included
+        return apply(chosen, base, experts, shares)
     seeds = None
-    if isinstance(chosen, TensorMethod) and chosen.draws():
+    if chosen.draws():
         seeds = [seed_of(seed, state_dict_digest(expert)) for expert in experts]
-    return apply(chosen, base, experts, _weights(weights, len(experts)), seeds=seeds)
+    tied = tied_names(base, tie_word_embeddings)
+    others = [without(expert, tied, f"expert {i}") for i, expert in enumerate(experts)]
+    merged = apply(chosen, without(base, tied, "base"), others, shares, seeds=seeds)
+    return {name: merged[tied[name]].clone() if name in tied else merged[name] for name in base}
 
 
 def state_dict_digest(tensors: Mapping[str, Tensor]) -> str:
