@@ -34,6 +34,13 @@ print(json.dumps({"seconds": time.perf_counter() - began,
                   "cpu": after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime}))
 """
 
+THEIRS = """
+import runpy, sys, time
+time.time = time.perf_counter = time.process_time  # the script's clock: seconds of the processor
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 NEAR = """
 import sys
 import torch
@@ -64,7 +71,8 @@ def main() -> None:
         subprocess.run(make, check=True, env=one)
         tasks = [f"{name}/task_{i}.safetensors" for i in range(args.tasks)]
         peer = [
-            *(args.peer_python, str(args.oracles / "fusion_oracle.py"), "--base", f"{name}/base.safetensors"),
+            *(args.peer_python, "-c", THEIRS, str(args.oracles / "fusion_oracle.py")),
+            *("--base", f"{name}/base.safetensors"),
             *("--tasks", *tasks, "--out", name, "--methods", "opcm", "--threads", "1", "--leafify"),
         ]
         for _ in range(args.repeat):
@@ -74,7 +82,7 @@ def main() -> None:
                 rows[label].append(json.loads(done.stdout)["cpu"])
                 if variant == "diagonal":
                     os.rename(f"{name}/ours.safetensors", f"{name}/diagonal.safetensors")
-            subprocess.run(peer, check=True, env=one)
+            subprocess.run(peer, check=True, env=one, capture_output=True)
             made = json.loads(Path(name, "oracle.json").read_text())["methods"]["opcm"]
             rows["fusion_bench opcm"].append(made["seconds"])
         files = [f"{name}/{f}.safetensors" for f in ("base", "diagonal", "opcm")]

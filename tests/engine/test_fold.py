@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from plait.engine import Incoming, Settings
+from plait.engine.desk import Desk
+from plait.engine.passes import SurveyPass
+from plait.engine.plan import Job
 from plait.errors import NonFinite, VerificationError
 from plait.methods.average import Average
 from plait.methods.base import TensorMethod
 from plait.methods.magmax import MagMax
 from plait.methods.task_arithmetic import TaskArithmetic
+from plait.methods.ties import Ties
 from plait.tensors import BLOCK
 from tests.engine import toys
 from tests.engine.files import Bench, Tensors, all_same, base_tensors, expert_of, same, save, state_bytes
 from tests.engine.toys import First, Normed, Only
+
+fold_file = sys.modules["plait.engine.fold"]  # the package gives the name `fold` to the function
 
 METHODS: list[TensorMethod] = [
     Average(),
@@ -291,6 +299,28 @@ def test_a_base_that_is_not_finite_is_no_overflow(tmp_path: Path) -> None:
     for method in (Average(), Normed(), First()):
         _, folded = bench.merge(method, settings=Settings(2, allow_nonfinite=True))
         assert folded.overflowed == {}
+
+
+def test_few_members_are_surveyed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that memory for their answers does not grow with their number."""
+    base = base_tensors()
+    bench = Bench(tmp_path, base, [expert_of(base, n) for n in range(6)])
+    together: list[int] = []
+    real = SurveyPass.__call__
+
+    def call(self: SurveyPass, job: Job, desk: Desk) -> Any:
+        together.append(len(self.surveys))
+        return real(self, job, desk)
+
+    want, _ = bench.merge(Ties())
+    monkeypatch.setattr(SurveyPass, "__call__", call)
+    found, folded = bench.merge(Ties())
+    assert max(together) == fold_file.TOGETHER < 6
+    assert len(folded.known) == 6
+    assert all_same(found, want)
+    monkeypatch.setattr(fold_file, "TOGETHER", 1)
+    found, _ = bench.merge(Ties())
+    assert all_same(found, want)
 
 
 def test_several_members_share_one_read_of_the_base(bench: Bench) -> None:

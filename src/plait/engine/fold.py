@@ -34,6 +34,9 @@ from plait.types import TensorRef
 
 EVERYTHING = Survey()
 
+TOGETHER = 4
+"""Members that are surveyed side by side: they share a read of the base, and their answers lie in memory at once."""
+
 Made = tuple[Where, Record | None]
 
 
@@ -277,11 +280,12 @@ def _prepare(merge: Merge, members: Sequence[Incoming], key: str) -> list[Known]
             return {n: _of_member(n, _places(merge, members[n].refs), plan, answers) for n in surveys}
 
         size = sum(ref.numel for ref in merge.base.values() if ref.mergeable)
-        generators = {
-            n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}, size)
-            for n in missing
-        }
-        found = in_lockstep(generators, ask)
+        for group in (missing[i : i + TOGETHER] for i in range(0, len(missing), TOGETHER)):
+            generators = {
+                n: merge.method.prepare({w.name: w for w in _places(merge, members[n].refs)}, size)
+                for n in group
+            }
+            found |= in_lockstep(generators, ask)
         if journal is not None:
             journal.value(key, {str(n): known for n, known in found.items()})
     return [found.get(n, m.known or {}) for n, m in enumerate(members)]
