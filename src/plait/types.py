@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -43,6 +44,19 @@ DTYPES: dict[str, Dtype] = {
         Dtype("BOOL", 1, "bool", "bool"),
     )
 }
+
+
+TASK_NAME = (
+    "letters, digits, '.', '_' or '-', starting with a letter or digit, at most 100, not a number alone and "
+    "not 'base'"
+)
+"""What a task's name is made of, in words: see `is_task_name`."""
+
+
+def is_task_name(word: str) -> bool:
+    """Whether a task may be called so. Its name stands in commands, in the ledger and in names of files."""
+    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", word) is not None
+    return fits and not word.isdigit() and word != "base"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -13,12 +12,11 @@ from plait.checkpoint.format import FileWriter, hash_tensor, read_header
 from plait.checkpoint.keys import Accounting, account
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.errors import NonFinite, RefusedInput, UsageError
-from plait.types import TensorRef
+from plait.types import TASK_NAME, TensorRef, is_task_name
 
 if TYPE_CHECKING:
     from plait.engine import Intake
 
-TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MERGED, PRIVATE = "merged/", "private/"  # prefixes of tensors inside a member's object
 
 
@@ -74,10 +72,9 @@ def task_of(checkpoint: str | Path) -> str:
 
 
 def check_task(task: str) -> str:
-    if not TASK.fullmatch(task) or task.isdigit() or task == "base":
+    if not is_task_name(task):
         raise UsageError(
-            f"task name {task!r} cannot be used; expected letters, digits, '.', '_' or '-', starting with a "
-            "letter or digit, at most 100, not a number alone and not 'base'; give one with --task NAME"
+            f"task name {task!r} cannot be used; expected {TASK_NAME}; give one with --task NAME"
         )
     return task
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ class Findings:
             return default
         return float(value)
 
+    def whole(self, where: str, value: Any, least: int = 0) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.refuse(f"{where} is {shown(value)}, expected a whole number of at least {least}")
+            return least
+        return value
+
     def weight(self, where: str, value: Any) -> float:
         weight = self.number(where, value, 1.0)
         if not 0 < weight <= 2**20:
@@ -89,11 +96,14 @@ class Findings:
         return value
 
     def keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        """Unknown keys are findings."""
+        """Unknown keys are findings; the known key that is nearest is named."""
         for key in given:
             if key not in known:
+                near = get_close_matches(key, known, 1)
+                meant = f" to {near[0]}" if near else ""
                 self.refuse(
-                    f"{where}{shown(key)} is not known; expected {', '.join(known)}: remove it or correct it"
+                    f"{where}{shown(key)} is not known; expected {', '.join(known)}: "
+                    f"remove it or correct it{meant}"
                 )
 
     def path(self, where: str, value: Any, folder: Path) -> str:

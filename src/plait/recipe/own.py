@@ -31,9 +31,7 @@ def read_own(data: dict[str, Any], findings: Findings, folder: Path) -> Recipe |
     if not isinstance(private, list) or not all(isinstance(item, str) for item in private):
         findings.refuse(f"private is {shown(private)}, expected a list of patterns such as 'classifier.*'")
         private = []
-    seed = data.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        findings.refuse(f"seed is {shown(seed)}, expected a whole number of at least 0")
+    seed = findings.whole("seed", data.get("seed", 0))
     dtype = findings.dtype("dtype", data.get("dtype"))
     if findings.wrong:
         return None

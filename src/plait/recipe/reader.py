@@ -1,4 +1,4 @@
-"""From a file to a Recipe."""
+"""From a file to a Recipe, and strict YAML for other files that people write."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ _LARGEST = 1 << 20  # bytes of a recipe; a longer file is no recipe
 def read_recipe(path: str | Path) -> Recipe:
     """Read a recipe of either kind. RefusedInput lists all that is wrong or cannot be honoured."""
     source = Path(path)
+    return parse_recipe(read_text(source), str(source), source.parent)
+
+
+def read_text(source: Path, what: str = "recipe") -> str:
+    """The text of a YAML file of at most 1 MB. what: the word for it in refusals."""
     if not source.exists():
-        raise RefusedInput(f"{source}: there is no such recipe; expected a YAML file")
+        raise RefusedInput(f"{source}: there is no such {what}; expected a YAML file")
     if not source.is_file():
         raise RefusedInput(f"{source}: is no file; expected a YAML file")
-    data = source.read_bytes() if source.stat().st_size <= _LARGEST else None
-    if data is None:
-        raise RefusedInput(f"{source}: is larger than 1 MB; expected a recipe in YAML")
+    if source.stat().st_size > _LARGEST:
+        raise RefusedInput(f"{source}: is larger than 1 MB; expected a {what} in YAML")
     try:
-        text = data.decode("utf-8")
+        return source.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
-        raise RefusedInput(f"{source}: is not UTF-8 text; expected a recipe in YAML") from None
-    return parse_recipe(text, str(source), source.parent)
+        raise RefusedInput(f"{source}: is not UTF-8 text; expected a {what} in YAML") from None
 
 
 def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) -> Recipe:
     """The recipe in a text. folder: where relative paths of plait's own recipes start."""
-    data = _load(text, source)
+    data = load_yaml(text, source)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise RefusedInput(
             f"{source}: is {shown(data)}; expected the keys of a recipe, such as base, method, members"
@@ -50,7 +53,7 @@ def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) 
     return made
 
 
-def _load(text: str, source: str) -> Any:
+def load_yaml(text: str, source: str, what: str = "recipe") -> Any:
     """YAML without objects and without repeated keys (the last would win in silence)."""
     import yaml
 
@@ -78,4 +81,4 @@ def _load(text: str, source: str) -> Any:
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise RefusedInput(f"{source}{line}: is not YAML: {what}") from None
     except (RecursionError, TypeError, ValueError) as error:
-        raise RefusedInput(f"{source}: is not a recipe: {str(error).splitlines()[0]}") from None
+        raise RefusedInput(f"{source}: is not a {what}: {str(error).splitlines()[0]}") from None
