@@ -7,6 +7,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+from plait.evaluation.rows import Rows
 from plait.line.build import Setting, build, operand, stack_of, version_digest
 from plait.line.member import Member
 from plait.line.views import last, tensors
@@ -15,7 +16,8 @@ from plait.store import verify as audit
 
 
 def verify(store: Store, setting: Callable[[], Setting], *, replay: bool) -> dict[str, Any]:
-    """Hash every object, version and ledger entry again; with `replay`, also make the model anew."""
+    """Hash every object, version and ledger entry again; with `replay`, also make the model anew. Rows of
+    evaluations are checked too: their checksums, and that they agree with themselves."""
     report = audit(store, version_digest)
     problems = list(report.problems)
     answer: str | None = None
@@ -23,6 +25,7 @@ def verify(store: Store, setting: Callable[[], Setting], *, replay: bool) -> dic
         with store.lock("verify --replay"):
             answer, found = _replay(store, setting())
         problems += found
+    problems += Rows(store).problems()
     return {
         "ok": not problems and (answer is None or answer == "equal"),
         "problems": problems,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.errors import RefusedInput
+from plait.evaluation.rows import Row, Rows
 from plait.line.member import Member
 from plait.line.views import event
 from plait.store import Store, gc, needed
@@ -54,7 +55,7 @@ def _told(carriers: Sequence[str], task: str) -> str:
 
 
 def purge(store: Store, task: str) -> dict[str, Any]:
-    """Delete a former member's objects and every version and snapshot that contains it.
+    """Delete a former member's objects, every version and snapshot that contains it, and the rows measured on them.
 
     What interrupted commands left behind goes first: it may hold the task though the ledger does not say so.
     """
@@ -81,8 +82,16 @@ def purge(store: Store, task: str) -> dict[str, Any]:
         store.versions.delete(digest)
     for digest in objects:
         store.objects.delete(digest)
+    rows = _forget_rows(store, entries, task)
     collect(store, dry_run=False, grace_seconds=0.0)
-    receipt = {"purged": task, "objects": objects, "versions": versions, "bytes": freed, "exports": exports}
+    receipt = {
+        "purged": task,
+        "objects": objects,
+        "versions": versions,
+        "rows": rows,
+        "bytes": freed,
+        "exports": exports,
+    }
     carriers = [m["task"] for m in head["members"] if task in (m["descends"] or {}).get("tasks", ())]
     if carriers:
         receipt |= {"descends": carriers, "note": _told(carriers, task)}
@@ -109,6 +118,21 @@ def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tupl
     )
 
 
+def _forget_rows(store: Store, entries: Sequence[dict[str, Any]], task: str) -> int:
+    """Remove what was measured on the task's expert, on versions that contain it, and with its private tensors."""
+    inside = [e for e in entries if any(m["task"] == task for m in e["members"])]
+    versions = {e["version"] for e in inside} - {e["version"] for e in entries if e not in inside}
+    mine = {m["digest"] for e in inside for m in e["members"] if m["task"] == task}
+    private = mine - {m["digest"] for m in entries[-1]["members"]}
+
+    def gone(row: Row) -> bool:
+        on_it = row.member == task if row.role == "expert" else row.digest in versions
+        return on_it or row.own in private
+
+    rows = Rows(store)
+    return sum(rows.forget(digest, gone) for digest in rows.digests())
+
+
 def carried(head: Mapping[str, Any]) -> dict[str, Any]:
     """What an event that changes no model takes over from the entry before."""
     keys = ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots", "stack")
@@ -121,11 +145,15 @@ def retire(store: Store) -> None:
 
 
 def collect(store: Store, *, dry_run: bool, grace_seconds: float) -> dict[str, Any]:
+    entries = store.ledger.entries()
     found = gc(
         store,
         keep_versions=store.settings["keep"],
-        objects={e["tensors"] for e in store.ledger.entries()},  # small, and what `diff` compares
+        objects={e["tensors"] for e in entries},  # small, and what `diff` compares
         dry_run=dry_run,
         grace_seconds=grace_seconds,
     )
-    return {"dry_run": dry_run, **found}
+    known = {e["version"] for e in entries} | {m["digest"] for e in entries for m in e["members"]}
+    rows = Rows(store).collect(known, dry_run=dry_run, grace_seconds=grace_seconds)
+    removed = {**found["removed"], "rows": sorted(rows)}
+    return {"dry_run": dry_run, "removed": removed, "bytes": found["bytes"] + sum(rows.values())}
