@@ -257,6 +257,29 @@ def test_rows_of_several_splits_are_read_split_by_split(
     assert {one.tobytes() for one in found.inputs} == want
 
 
+def test_splits_that_share_rows_walk_through_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plait.problem import npz
+
+    jpeg, off = packed([encoded(one) for one in pictures(30)])
+    numpy.savez(tmp_path / "t.npz", jpeg_train=jpeg, off_train=off, y_train=numpy.arange(30) % 2)
+    splits = "{train: {}, calibration: {count: 5}, validation: {count: 5}}"
+    text = IMAGE.format("t.npz", f", classes: [a, b], splits: {splits}")
+    task = load_tasks(write_tasks(tmp_path, text))["t"]
+    seen: list[str] = []
+
+    def noted(data: bytes, where: str, size: int | None) -> Any:
+        seen.append(where)
+        return decode(data, where, size)
+
+    monkeypatch.setattr(npz, "decode", noted)
+    assert len(task.examples("calibration")) == 5
+    assert len(seen) == 30 + 5
+    assert len(task.examples("validation")) == 5
+    assert len(seen) == 30 + 5 + 5
+
+
 def tear(path: Path, keep: float = 0.6) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * keep)])
@@ -339,6 +362,7 @@ NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "names": ({"classes": [0, 1]}, "DIR/t.npz: classes is int64 (2,); expected the names of the classes"),
     "jpeg": ({}, "test image 0 of DIR/t.npz: is no whole image (cannot identify image file these bytes); is it"),
     "x": ({"x_test": numpy.zeros((3, 4, 4, 2))}, "DIR/t.npz: x_test is float64 (3, 4, 4, 2); expected uint8 (n,"),
+    "float": ({"x_test": pictures(3) / 255.0}, "DIR/t.npz: x_test is float64 (3, 6, 8, 3); expected uint8 (n,"),
     "rows": ({"x_test": pictures(2)}, "DIR/t.npz: x_test holds 2 images and y_test 3 labels; expected as many"),
 }  # fmt: skip
 

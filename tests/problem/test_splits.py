@@ -94,6 +94,12 @@ def test_nothing_but_content_and_seed_matters(overlap: str) -> None:
     assert made(range(40), "a.csv", 4) != one
 
 
+def test_equal_texts_stand_in_the_order_of_their_letters() -> None:
+    for words in (["a", "A", "a"], ["a", "a", "A"]):
+        assert texts_of(cut("t", {"test": Share(rows(words), ALL)}))["test"] == ["A", "a", "a"]
+        assert texts_of(cut("t", {"test": Share(rows(words), ALL, count=1)}))["test"] == ["A"]
+
+
 def test_the_order_of_a_split_does_not_depend_on_the_seed() -> None:
     pool = rows([f"text {i}" for i in range(30)])
     found = [cut("t", {"test": Share(pool, ALL)}, seed=seed) for seed in (0, 1)]

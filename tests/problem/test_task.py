@@ -167,6 +167,15 @@ def test_explicit_files(folder: Path) -> None:
     assert (len(task.examples("test")), len(task.examples("train"))) == (10, 40)
 
 
+def test_a_split_that_does_not_draw_takes_the_rows_of_its_name(folder: Path) -> None:
+    columns = texts()
+    columns["split"][:4] = ["validation"] * 4
+    write_table(folder / "t.csv", columns)
+    task = load_tasks(write_tasks(folder, GOOD.replace("train: {}", "train: {}\n      validation: {}")))["t"]
+    assert sorted(task.examples("validation").inputs) == sorted(columns["text"][:4])
+    assert not set(task.examples("calibration").inputs) & set(columns["text"][:4])
+
+
 def test_overlaps(folder: Path) -> None:
     """The same text in another file, in capitals; the same row by another road."""
     write_table(folder / "new.jsonl", {"text": ["new", texts()["text"][42].upper()], "label": [0, 0]})
@@ -315,6 +324,10 @@ def breaks(words: dict[str, Any]) -> Made:
     raise ValueError("no such thing\nat all")
 
 
+def refuses(words: dict[str, Any]) -> Made:
+    raise RefusedInput("words of its own")
+
+
 def nothing(words: dict[str, Any]) -> None:
     return None
 
@@ -351,6 +364,7 @@ def test_a_python_task_is_read_once_and_looked_over(folder: Path) -> None:
         ("python: 'no.such:thing'", "DIR/tasks.yaml: t: no.such:thing failed (ModuleNotFoundError: No module name"),
         (f"python: '{HERE}:none'", f"failed (AttributeError: module '{HERE}' has no attribute 'none'); expected a"),
         (f"python: '{HERE}:breaks'", f"t: {HERE}:breaks failed (ValueError: no such thing); expected a function t"),
+        (f"python: '{HERE}:refuses'", "words of its own"),
         (f"python: '{HERE}:nothing'", f"t: {HERE}:nothing returned None, without name, kind, classes, head, examp"),
         (f"python: '{HERE}:Made', called: u", "called 'u'; expected a Task called 't'"),
         (f"python: '{HERE}:Made', kind: causal-lm", "t has a kind and python; expected one of them: remove the ot"),
@@ -358,4 +372,6 @@ def test_a_python_task_is_read_once_and_looked_over(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_python_tasks_that_cannot_be_made(folder: Path, words: str, message: str) -> None:
-    assert message in refused(folder, f"tasks: {{t: {{{words}}}}}")
+    found = refused(folder, f"tasks: {{t: {{{words}}}}}")
+    assert message in found
+    assert "refuses" not in words or found == message
