@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import sys
 import tracemalloc
+import zipfile
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -332,6 +334,26 @@ def test_torn_array_in_a_whole_npz(tmp_path: Path) -> None:
     assert message.startswith(
         "DIR/t.npz: is no whole npz file (Bad CRC-32 for file 'x_test.npy'); is it cut off?"
     )
+
+
+def test_an_array_whose_header_is_no_header(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "t.npz", x_test=pictures(9))
+    with zipfile.ZipFile(tmp_path / "t.npz", "a") as file:
+        file.writestr("y_test.npy", b"\x93NUMPY\x01\x00\x05\x00{'a':")
+        file.writestr("huge.npy", npy_header((1 << 50,)))
+    message = refused(tmp_path, IMAGE.format("t.npz", ", classes: [a, b], splits: {test: {}}"), "test")
+    assert message.startswith("DIR/t.npz: is no whole npz file (")
+    text = IMAGE.format("t.npz", ", columns: {y_test: huge}, classes: [a, b], splits: {test: {}}")
+    assert refused(tmp_path, text, "test").startswith(
+        "DIR/t.npz: is no whole npz file (Unable to allocate 1.00 PiB"
+    )
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    """The header of an array of bytes, without the array."""
+    out = io.BytesIO()
+    numpy.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("what", ["x", "y", "classes", "bare"])
