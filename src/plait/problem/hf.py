@@ -1,0 +1,304 @@
+"""Networks of transformers (extra `hf`), by a folder's config.json. Nothing is downloaded, no code of it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.checkpoint import Checkpoint
+from plait.errors import PlaitError, RefusedInput
+from plait.problem.base import Kind
+from plait.problem.batching import mean_of_tokens, pad
+from plait.problem.fitting import fit
+from plait.problem.module import ModuleNetwork, strip, without_weights
+
+
+def open_model(
+    checkpoint: Checkpoint, kind: Kind, *, device: torch.device, dtype: torch.dtype, longest: int
+) -> ModuleNetwork:
+    """The network that transformers has for a folder's config.json and this kind of task.
+
+    Features: of CLIP the projected embeddings; of a model with a head for classes, and of every other one for images,
+    what its last linear layer sees; of other texts the mean over tokens of the last hidden states. Outputs: logits,
+    where the checkpoint has the head's weights.
+    Errors: RefusedInput, PlaitError; see `network.open_network`.
+    """
+    opening = _Opening(_library(), checkpoint, device, dtype, longest)
+    if kind == "causal-lm":
+        return opening.causal()
+    if kind == "image-classification":
+        return opening.images()
+    return opening.texts()
+
+
+def _library() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise PlaitError(
+            "package transformers is not installed, and this network is built with it; run `pip install 'plait[hf]'`"
+        ) from None
+    return transformers
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Makes the network of one folder."""
+
+    library: Any
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    longest: int
+
+    # by kind of task
+    def texts(self) -> ModuleNetwork:
+        config = self.config()
+        if self.type == "clip":
+            return self._text_tower(*self._towers(config))
+        if getattr(config, "is_encoder_decoder", False):
+            raise self._unknown("text-classification")
+        if self.architecture.endswith("ForSequenceClassification"):
+            module = self._build("AutoModelForSequenceClassification", "text-classification", config)
+            return self._classifier(module, "text-classification", self._text_parts(module))
+        module = self._build("AutoModel", "text-classification", config)
+        if module.main_input_name != "input_ids":
+            raise self._unknown("text-classification")
+        if getattr(module, "pooler", None) is not None:
+            module.pooler = None  # not part of the mean over tokens, and not in every checkpoint
+        return self._network(module, self._text_parts(module), self.fit(module), features=_mean_of_last)
+
+    def images(self) -> ModuleNetwork:
+        config = self.config()
+        if self.type == "clip" and self.architecture != "CLIPForImageClassification":
+            return self._image_tower(*self._towers(config))
+        if self.type == "clip_vision_model":
+            module = self._build(self.architecture or "CLIPVisionModel", "image-classification", config)
+            return self._network(module, self._image_parts(), self.fit(module), features=_tower_alone)
+        module = self._build("AutoModelForImageClassification", "image-classification", config)
+        return self._classifier(module, "image-classification", self._image_parts())
+
+    def causal(self) -> ModuleNetwork:
+        module = self._build("AutoModelForCausalLM", "causal-lm", self.config())
+        return self._network(module, self._text_parts(module), self.fit(module), outputs=_next_tokens)
+
+    # what they are made of
+    @property
+    def path(self) -> str:
+        return self.checkpoint.path
+
+    @property
+    def type(self) -> str:
+        return str((self.checkpoint.config or {}).get("model_type", "an unnamed model"))
+
+    @property
+    def architecture(self) -> str:
+        names = (self.checkpoint.config or {}).get("architectures") or [""]
+        return str(names[0])
+
+    def config(self) -> Any:
+        return self._read(self.library.AutoConfig, "config.json")
+
+    def _read(self, auto: Any, what: str, **options: Any) -> Any:
+        """auto.from_pretrained of the folder, with whatever goes wrong restated in one line."""
+        try:
+            return auto.from_pretrained(self.path, local_files_only=True, trust_remote_code=False, **options)
+        except Exception as error:  # transformers raises whatever the library below it raised
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            raise RefusedInput(
+                f"{self.path}: transformers {self.library.__version__} cannot read {what} ({reason}); put a complete "
+                "one there, or name the network as python:module:function"
+            ) from error
+
+    def _unknown(self, kind: str) -> RefusedInput:
+        return RefusedInput(
+            f"{self.path}: config.json describes {self.type}, of which transformers {self.library.__version__} has "
+            f"no network for {kind}; name one as python:module:function"
+        )
+
+    def _build(self, name: str, kind: str, config: Any) -> Any:
+        made = getattr(self.library, name, None)
+        if made is None:
+            raise self._unknown(kind)
+        make = made.from_config if name.startswith("Auto") else made
+        try:
+            with without_weights():
+                module = make(config)
+        except ValueError as error:
+            raise self._unknown(kind) from error
+        return strip(module, self.device, self.dtype)
+
+    def fit(self, module: Any, optional: Callable[[str], bool] = lambda name: False) -> dict[str, str]:
+        return fit(module, self.checkpoint, rename=_renaming(module), optional=optional)
+
+    def _network(self, module: Any, parts: _Parts, names: Mapping[str, str], **options: Any) -> ModuleNetwork:
+        return ModuleNetwork(
+            module,
+            names,
+            self.device,
+            self.dtype,
+            encoder=parts.encode,
+            collator=parts.collate,
+            length=parts.length,
+            to_features=options.get("features"),
+            to_outputs=options.get("outputs"),
+            text=options.get("text"),
+            about=f"the {self.type} of {self.path}",
+        )
+
+    def _classifier(self, module: Any, kind: str, parts: _Parts) -> ModuleNetwork:
+        """A model that ends in a linear layer; where the checkpoint lacks that layer, it has features only."""
+        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        last = linear[-1] if linear else ""
+        if not last or module.get_submodule(last).out_features != module.config.num_labels:
+            raise self._unknown(kind)
+        names = self.fit(module, lambda name: name.startswith(f"{last}."))
+        whole = set(module.state_dict()) == set(names.values())
+        return self._network(module, parts, names, features=_before(last), outputs=_logits if whole else None)
+
+    # CLIP
+    def _towers(self, config: Any) -> tuple[Any, dict[str, str]]:
+        module = self._build("CLIPModel", "image-classification", config)
+        vision = _belongs("vision_model.", "visual_projection.")
+        return module, self.fit(module, lambda name: not vision(name))
+
+    def _image_tower(self, module: Any, names: Mapping[str, str]) -> ModuleNetwork:
+        belongs = _belongs("text_model.", "text_projection.")
+        needed = {name for name in module.state_dict() if belongs(name)}
+        text = self._text_tower(module, names) if needed <= set(names.values()) else None
+        own = _only(names, _belongs("vision_model.", "visual_projection."))
+        return self._network(module, self._image_parts(), own, features=_image_embeddings, text=text)
+
+    def _text_tower(self, module: Any, names: Mapping[str, str]) -> ModuleNetwork:
+        own = _only(names, _belongs("text_model.", "text_projection."))
+        return self._network(module, self._text_parts(module), own, features=_text_embeddings)
+
+    # from examples to batches
+    def _text_parts(self, module: Any) -> _Parts:
+        tokenizer = self._read(self.library.AutoTokenizer, "the tokenizer")
+        config = getattr(module.config, "text_config", None) or module.config
+        choices = (config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        filler = next(int(choice) for choice in choices if choice is not None)
+        config.pad_token_id = filler  # models that look for the last token compare with it
+        limit = min(self.longest, tokenizer.model_max_length, _places(module))
+
+        def encode(texts: Sequence[str]) -> list[list[int]]:
+            if not len(texts):
+                return []
+            tokens: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
+            for number, text in enumerate(tokens):
+                if not text:
+                    raise RefusedInput(
+                        f"text {number} of {len(tokens)} has no token; leave empty texts out of the task"
+                    )
+            return tokens
+
+        return _Parts(encode, lambda encoded: pad(encoded, filler, self.device), len)
+
+    def _image_parts(self) -> _Parts:
+        processor = self._read(
+            self.library.AutoImageProcessor, "preprocessor_config.json", **_in_numpy(self.library)
+        )
+
+        def collate(images: Sequence[Any]) -> dict[str, Tensor]:
+            made = processor(images=list(images), return_tensors="pt", input_data_format="channels_last")
+            return {"pixel_values": made["pixel_values"].to(device=self.device, dtype=self.dtype)}
+
+        return _Parts(list, collate, lambda image: 0)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    encode: Callable[[Any], Sequence[Any]]
+    collate: Callable[[Sequence[Any]], Any]
+    length: Callable[[Any], int]
+
+
+def _in_numpy(library: Any) -> dict[str, Any]:
+    """The option for image processors that do not depend on whether torchvision is installed."""
+    return {"backend": "pil"} if int(library.__version__.split(".")[0]) >= 5 else {"use_fast": False}
+
+
+def _places(module: Any) -> int:
+    """How many tokens a model can tell the places of."""
+    config = getattr(module.config, "text_config", None) or module.config
+    for name, part in module.named_modules():
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            return int(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from behind the padding
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+
+
+def _renaming(module: Any) -> Callable[[str], str]:
+    """From names in checkpoints to those that this version of transformers gives its layers."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:  # before version 5 layers kept their names
+        return lambda name: name
+    renamings = [step for step in get_model_conversion_mapping(module) if isinstance(step, WeightRenaming)]
+    there = dict.fromkeys(module.state_dict(), True)
+
+    def rename(name: str) -> str:
+        renamed: str = rename_source_key(name, renamings, [], module.base_model_prefix, there)[0]
+        return renamed if renamed in there else name
+
+    return rename
+
+
+def _belongs(*prefixes: str) -> Callable[[str], bool]:
+    return lambda name: name.startswith(prefixes)
+
+
+def _only(names: Mapping[str, str], belongs: Callable[[str], bool]) -> dict[str, str]:
+    return {name: target for name, target in names.items() if belongs(target)}
+
+
+# what is computed, as functions of (module, batch)
+def _mean_of_last(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return mean_of_tokens(module(**batch).last_hidden_state, batch.get("attention_mask"))
+
+
+def _logits(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    made: Tensor = module(**batch).logits
+    return made
+
+
+def _next_tokens(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    made: Tensor = module(**batch, use_cache=False).logits
+    return made
+
+
+def _before(last: str) -> Callable[[Any, Mapping[str, Tensor]], Tensor]:
+    """What the layer `last` sees: the logits of the model without it."""
+    parent, _, name = last.rpartition(".")
+
+    def features(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        holder = module.get_submodule(parent)
+        layer = getattr(holder, name)
+        setattr(holder, name, nn.Identity())
+        try:
+            return _logits(module, batch)
+        finally:
+            setattr(holder, name, layer)
+
+    return features
+
+
+def _tower_alone(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    seen = module(**batch)
+    made: Tensor = seen.image_embeds if hasattr(seen, "image_embeds") else seen.pooler_output
+    return made
+
+
+def _image_embeddings(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    made: Tensor = module.visual_projection(module.vision_model(**batch).pooler_output)
+    return made
+
+
+def _text_embeddings(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    made: Tensor = module.text_projection(module.text_model(**batch).pooler_output)
+    return made
