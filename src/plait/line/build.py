@@ -133,7 +133,7 @@ def build(
         tuple(making.after),
         work / "state",
         making.snapshots,
-        dict(folded.counts),
+        {**folded.counts, "bytes_read": making.read, "bytes_written": making.written},
         overflow(folded.overflowed),
         making.sums,
     )
@@ -141,7 +141,8 @@ def build(
 
 @dataclass
 class _Making:
-    """A build on its way: members with what is known of them so far, and the state to go on from."""
+    """A build on its way: members with what is known of them so far, and the state to go on from. read, written:
+    bytes that its folds moved so far."""
 
     setting: Setting
     work: Path
@@ -151,6 +152,8 @@ class _Making:
     snapshots: dict[int, Path] = field(default_factory=dict)
     sums: dict[Path, Sums] = field(default_factory=dict)
     identity: str = ""
+    read: int = 0
+    written: int = 0
 
     def __post_init__(self) -> None:
         self.settings = engine_settings(self.setting.workers, self.setting.chunk, True)
@@ -186,6 +189,8 @@ class _Making:
             state_identity=self.identity,
         )
         self.sums[folder] = folded.sums
+        self.read += folded.bytes_read
+        self.written += folded.bytes_written
         self.after = _learn(setting, self.after, folded.known, self.work)
         return folded
 
