@@ -97,8 +97,8 @@ class Network(Protocol):
 
     def collate(self, encoded: Sequence[Any]) -> Any:
         """A batch on the network's device: padded, stacked. A tensor, or a mapping, sequence or dataclass of tensors
-        whose first axis is the row. Where rows can be padded it has, as a key or an attribute, `attention_mask` (rows,
-        length), 0 for padding; for causal-lm also `input_ids` (rows, length)."""
+        whose first axis is the row. Where rows are padded it has, as a key or an attribute, `attention_mask`
+        (rows, length), 0 for padding; for causal-lm also `input_ids` (rows, length)."""
 
     def features(self, weights: Weights, batch: Any) -> Tensor:
         """(rows, width): embeddings of a batch, for zero-shot (normalised to length 1) and linear heads.
