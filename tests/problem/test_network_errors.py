@@ -56,6 +56,12 @@ def test_fewer_layers_for_transformers(tmp_path: Path) -> None:
     assert "transformer.h.1." in refused(tmp_path, "causal-lm")
 
 
+def test_numbers_that_transformers_cannot_build_with(tmp_path: Path) -> None:
+    gpt2(tmp_path)
+    configure(tmp_path, n_head=3)
+    assert "cannot build the gpt2 that config.json describes (" in refused(tmp_path, "causal-lm")
+
+
 def test_another_width(folder: Path) -> None:
     configure(folder, intermediate_size=25)
     assert "is (24, 16), and the network that config.json describes has (25, 16)" in refused(folder)

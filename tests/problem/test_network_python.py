@@ -60,7 +60,7 @@ def test_a_function_makes_the_network(tmp_path: Path) -> None:
         ("python:users_networks:no_such", "cannot be imported .*no_such"),
         ("python:users_networks:broken", r"failed \(ValueError: two\); expected a function"),
         ("python:users_networks:broken?width=2", r"failed \(TypeError: .*width"),
-        ("python:users_networks:nothing", "gives a int without module, names, dtype, encode, collate"),
+        ("python:users_networks:nothing", "gives a int without module, names, dtype, encode, size, "),
     ],
 )
 def test_what_is_no_network(spec: str, message: str) -> None:

@@ -108,10 +108,9 @@ class _Opening:
         try:
             return auto.from_pretrained(self.path, local_files_only=True, trust_remote_code=False, **options)
         except Exception as error:  # transformers raises whatever the library below it raised
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
             raise RefusedInput(
-                f"{self.path}: transformers {self.library.__version__} cannot read {what} ({reason}); put a complete "
-                "one there, or name the network as python:module:function"
+                f"{self.path}: transformers {self.library.__version__} cannot read {what} ({_first_line(error)}); "
+                "put a complete one there, or name the network as python:module:function"
             ) from error
 
     def _unknown(self, kind: str) -> RefusedInput:
@@ -128,8 +127,13 @@ class _Opening:
         try:
             with without_weights():
                 module = make(config)
-        except ValueError as error:
-            raise self._unknown(kind) from error
+        except Exception as error:  # whatever the numbers in config.json lead to
+            if str(error).startswith("Unrecognized configuration class"):
+                raise self._unknown(kind) from error
+            raise RefusedInput(
+                f"{self.path}: transformers {self.library.__version__} cannot build the {self.type} that config.json "
+                f"describes ({_first_line(error)}); put the model's own config.json there"
+            ) from error
         return strip(module, self.device, self.dtype)
 
     def fit(self, module: Any, optional: Callable[[str], bool] = lambda name: False) -> dict[str, str]:
@@ -216,6 +220,10 @@ class _Parts:
     encode: Callable[[Any], Sequence[Any]]
     collate: Callable[[Sequence[Any]], Any]
     length: Callable[[Any], int]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def _in_numpy(library: Any) -> dict[str, Any]:

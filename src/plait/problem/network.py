@@ -25,6 +25,8 @@ LONGEST = 512
 
 PYTHON = "python:"
 
+_MEMBERS = ("module", "names", "dtype", "encode", "size", "collate", "features", "outputs")
+
 
 def open_network(
     where: str | os.PathLike[str],
@@ -95,7 +97,7 @@ def _by_function(
             f"{spec}: failed ({type(error).__name__}: {reason}); expected a function of folder, device, dtype and "
             "the options behind `?` that returns a network"
         ) from error
-    lacking = [word for word in ("module", "names", "dtype", "encode", "collate") if not hasattr(made, word)]
+    lacking = [word for word in _MEMBERS if not hasattr(made, word)]
     if lacking:
         raise RefusedInput(
             f"{spec}: gives a {type(made).__name__} without {', '.join(lacking)}, expected a network; "
