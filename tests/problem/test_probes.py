@@ -13,6 +13,7 @@ from plait.errors import RefusedInput, UsageError
 from plait.problem.base import Examples
 from plait.problem.moments import each_second_moment, second_moments
 from plait.problem.objective import Objective
+from plait.problem.patches import patches
 from plait.problem.probes import Seen, activations, blocks, drift, representations
 from tests.problem.nets import (
     Block,
@@ -355,6 +356,28 @@ def test_weights_that_lie_inputs_first() -> None:
     assert moment.inputs_first
     x = objective.feed.examples.inputs
     close(moment.matrix, x.T @ x)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"kernel_size": (3, 2), "padding": (2, 1), "stride": (1, 2)},
+        {"kernel_size": (2, 3), "padding": "same", "dilation": (3, 1)},
+        {"kernel_size": (4, 1), "padding": "same", "groups": 2},
+        {"kernel_size": 2, "padding": "valid", "dilation": 2, "stride": 3},
+        {"kernel_size": (1, 3), "padding": (0, 2), "padding_mode": "reflect"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_a_convolution_is_its_kernel_times_patches(words: dict[str, Any]) -> None:
+    layer = nn.Conv2d(4, 6, bias=False, dtype=torch.float64, **words)
+    chance = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, 8, 7, generator=chance, dtype=torch.float64)
+    rows = patches(layer, (x,))
+    kernel = layer.weight.detach().view(len(rows), -1, rows.shape[-1])
+    expected = layer(x).detach().permute(0, 2, 3, 1)
+    close((rows @ kernel.mT).transpose(0, 1).reshape(expected.shape), expected)
 
 
 def test_convolutions_that_pad_in_their_own_way() -> None:

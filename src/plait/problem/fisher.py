@@ -35,8 +35,6 @@ def diagonal(
         )
     if labels == "model" and objective.feed.examples.labels is None:
         raise UsageError("labels 'model' sums over all classes; texts have no classes, use 'given'")
-    if not chosen:
-        return {}
     totals = Totals()
     one = sum(weights[name].numel() for name in chosen) * objective.network.dtype.itemsize
     how = "loop" if how == "auto" and one >= SMALL else how
