@@ -82,8 +82,46 @@ def test_pairs_are_not_independent_samples() -> None:
     assert difference(one, two).low > 0.0
 
 
+def test_answers_of_one_example_are_drawn_together() -> None:
+    """Ten texts of 20 tokens, each all right or all wrong: as uncertain as ten examples, not as two hundred."""
+    texts = answers(6, 10)
+    tokens = [answer for answer in texts for _ in range(20)]
+    sizes = [20] * 10
+    found, plain, apart = interval(tokens, groups=sizes), interval(texts), interval(tokens)
+    assert found.value == plain.value == apart.value == 0.6
+    assert found.low == pytest.approx(plain.low, abs=0.1)
+    assert found.high == pytest.approx(plain.high, abs=0.1)
+    assert apart.high - apart.low < 0.5 * (found.high - found.low)
+    assert interval(texts, groups=[1] * 10) == plain
+
+
+def test_groups_of_unequal_size_against_the_long_way() -> None:
+    rng = random.Random(1)
+    sizes = [rng.randrange(1, 30) for _ in range(40)]
+    values = [rng.random() < 0.3 + 0.02 * size for size in sizes for _ in range(size)]
+    starts = [sum(sizes[:i]) for i in range(40)]
+    means = []
+    for _ in range(4000):
+        picked = rng.choices(range(40), k=40)
+        drawn = [value for i in picked for value in values[starts[i] : starts[i] + sizes[i]]]
+        means.append(sum(drawn) / len(drawn))
+    means.sort()
+    found = interval(values, groups=sizes, level=0.8)
+    assert found.value == sum(values) / len(values)
+    assert found.low == pytest.approx(means[400], abs=0.01)  # the spread of the means is 0.03
+    assert found.high == pytest.approx(means[3600], abs=0.01)
+
+
+def test_paired_differences_of_groups() -> None:
+    one = [False] * 200
+    two = [text < 6 for text in range(10) for _ in range(20)]
+    found = difference(one, two, groups=[20] * 10)
+    assert found == interval(two, groups=[20] * 10)
+    assert difference(two, one, groups=[20] * 10).value == -0.6
+
+
 def test_wrong_words() -> None:
-    with pytest.raises(UsageError, match="no examples, expected at least one"):
+    with pytest.raises(UsageError, match="no answers, expected at least one"):
         interval([])
     for level in (0.0, 1.0, 95, float("nan")):
         with pytest.raises(UsageError, match="expected a number over 0 and under 1"):
@@ -92,5 +130,8 @@ def test_wrong_words() -> None:
         interval([True], seed=-1)
     with pytest.raises(UsageError, match="resamples is 0"):
         interval([True], resamples=0)
-    with pytest.raises(UsageError, match="1 and 2 examples, expected the same ones"):
+    for groups in ([1, 1], [3, 0], [2, 2]):
+        with pytest.raises(UsageError, match="answers for 3, expected groups of at least 1 that add up"):
+            interval([True] * 3, groups=groups)
+    with pytest.raises(UsageError, match="1 and 2 answers, expected the same ones"):
         difference([True], [True, False])

@@ -12,7 +12,7 @@ import base64
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,8 +51,9 @@ class Row:
 
     member: whose expert it is; None for versions. own: digest of the member whose private tensors were put in the
     model's place (a head of its own); None where there were none. value: right / count. low, high: ends of the
-    interval of `level`, drawn with `seed`. bits: right or wrong for each example, see `pack`. device: where it ran.
-    software: versions of plait, torch and python.
+    interval of `level`, drawn with `seed`. bits: right or wrong for each answer, see `pack`; groups: how many answers
+    each example has (the tokens of a text), None for one. undefined: answers with NaN, counted as wrong. device:
+    where it ran. software: versions that were used.
     """
 
     digest: str
@@ -76,6 +77,8 @@ class Row:
     time: str
     software: dict[str, str]
     bits: str
+    groups: tuple[int, ...] | None = None
+    undefined: int = 0
 
     @property
     def condition(self) -> Condition:
@@ -84,12 +87,11 @@ class Row:
     @property
     def key(self) -> Key:
         """What must be equal for a row to stand for another measurement."""
-        names = ("digest", "role", "member", "own", "task", "split", "metric", "data", "head", "network")
-        return tuple(str(getattr(self, name) or "") for name in names)
+        return key_of(self.condition, self.digest, self.role, self.member, self.own)
 
     @property
     def answers(self) -> list[bool]:
-        """Right or wrong, example by example, in the order of the examples."""
+        """Right or wrong, answer by answer, in the order of the examples."""
         return unpack(self.bits, self.count)
 
     def plain(self) -> dict[str, Any]:
@@ -98,7 +100,14 @@ class Row:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Row:
         """The row that `plain` gave. Fields of a later plait are dropped; TypeError where one is missing."""
-        return cls(**{name: value for name, value in row.items() if name in cls.__dataclass_fields__})
+        fields = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
+        groups = fields.get("groups")
+        return cls(**{**fields, "groups": None if groups is None else tuple(groups)})
+
+
+def key_of(condition: Condition, digest: str, role: Role, member: str | None, own: str | None) -> Key:
+    """The key of the row that such a measurement has."""
+    return (digest, role, member or "", own or "", *astuple(condition))
 
 
 def pack(answers: Sequence[bool]) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,6 @@ def _sync(folder: Path) -> None:
 
 def _add_private(store: Store, entry: dict[str, Any], task: str, folder: Path) -> None:
     """Put a member's own tensors beside the merged ones, and its config in place of the base's."""
-    from plait.line.member import private_refs
-
     rows = [m for m in entry["members"] if m["task"] == task]
     if not rows:
         raise RefusedInput(f"task {task!r} is not a member of version {entry['version'][:12]}")
@@ -170,6 +168,14 @@ def _add_private(store: Store, entry: dict[str, Any], task: str, folder: Path) -
         raise RefusedInput(
             f"the private tensors of {task} are not kept by this line (retention vectors keeps them)"
         )
+    put_private(store, row, folder)
+
+
+def put_private(store: Store, row: Mapping[str, Any], folder: Path) -> None:
+    """Put the private tensors of a member that the line keeps into a checkpoint folder, and its config in place of
+    the one there. Weight files are replaced, never written into."""
+    from plait.line.member import private_refs
+
     own = json.loads(store.objects.get(row["config"])) if row["config"] else {}
     append_shard(folder, private_refs(store.objects.path(row["object"])), own.get("names"))
     if own.get("config") and (folder / "config.json").exists():

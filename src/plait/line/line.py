@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -294,6 +294,27 @@ class Line:
         force: replace `out` where it exists.
         """
         return export(self.store, Path(out), version=version, task=task, force=force)
+
+    def evaluate(
+        self,
+        tasks: str | Path | Mapping[str, Any],
+        *,
+        version: str | None = None,
+        every: bool = False,
+        only: Sequence[str] = (),
+        **how: Any,
+    ) -> dict[str, Any]:
+        """Measure a version (the current one by default), the base and the experts on tasks; keep the results.
+
+        tasks: a tasks.yaml, or tasks by name. every: all versions. only: names of tasks. how: split, batch, device,
+        dtype, network, level and seed, see `plait.line.planning.How`. The keys of the result are those of
+        `plait eval --json`, in docs/command-line.md.
+        """
+        from plait.line.evaluating import evaluate
+        from plait.line.planning import How
+
+        asked = How(quiet=self.quiet, **how)
+        return evaluate(self.store, self._setting, tasks, asked, only=only, version=version, every=every)
 
     def verify(self, *, replay: bool = False) -> dict[str, Any]:
         """Hash everything again; with `replay`, make the current model anew from its members and compare bytes.

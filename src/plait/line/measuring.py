@@ -1,0 +1,178 @@
+"""Running the networks: one model in memory at a time, every result on the disk before the next is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from plait.errors import RefusedInput
+from plait.evaluation.bootstrap import interval
+from plait.evaluation.rows import Row, Rows, pack
+from plait.line import subjects
+from plait.line.build import Setting, software
+from plait.line.planning import Cell, How, Plan, skipped, stored
+from plait.line.subjects import Gone, Subject
+from plait.problem.base import Head, Network, Weights
+from plait.store import Store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from plait.engine import Progress
+    from plait.evaluation.measure import Measured
+    from plait.types import TensorRef
+
+
+class Run:
+    """Measures the missing cells of a plan: one model in memory at a time."""
+
+    def __init__(self, store: Store, setting: Setting, how: How, plan: Plan) -> None:
+        self.store, self.setting, self.how, self.plan = store, setting, how, plan
+        self.rows = Rows(store)
+        self.networks: dict[tuple[str, str], Network] = {}
+        self.heads: dict[tuple[str, str], Head] = {}
+        self.software = software()
+        self.done: list[Row] = []
+
+    def all(self) -> list[Row]:
+        """The new rows, each of which is on the disk already."""
+        progress = None if self.how.quiet else _progress()
+        if progress is not None:
+            progress.begin("evaluating", len(self.plan.missing))
+        try:
+            for cell in self.plan.missing:
+                self._network(cell)
+            base = self._base()
+            self._make_heads(base)
+            first, *others = self.plan.subjects
+            self._subject(first, progress, base)
+            del base
+            for subject in others:
+                self._subject(subject, progress)
+        finally:
+            if progress is not None:
+                progress.end()
+        return self.done
+
+    def _subject(self, subject: Subject, progress: Progress | None, weights: Weights | None = None) -> None:
+        cells = [cell for cell in self.plan.missing if cell.subject is subject]
+        if not cells:
+            return
+        try:
+            if weights is None:
+                with subjects.tensors(self.setting, subject) as refs:
+                    weights = self._load(refs)
+        except Gone as error:
+            self.plan.skipped += [skipped(subject, cell.task.name, error) for cell in cells]
+            return
+        for cell in cells:
+            if cell.place in self.heads:
+                self._measure(cell, weights)
+            if progress is not None:
+                progress.advance(1)
+
+    def _measure(self, cell: Cell, weights: Weights) -> None:
+        from plait.evaluation.measure import measure
+
+        examples = cell.task.examples(self.how.split)
+        network = self._network(cell)
+        try:
+            found = measure(
+                self.heads[cell.place], network, self._with_head(cell, weights), examples, self.how.batch
+            )
+        except RefusedInput as error:
+            words = str(error)
+            named = words if cell.task.name in words else f"{cell.task.name}: {words}"
+            raise RefusedInput(f"{cell.subject.title}, {named}") from error
+        self.done.append(self._row(cell, found))
+        self.rows.put(self.done[-1:])
+
+    def _row(self, cell: Cell, found: Measured) -> Row:
+        how, condition = self.how, self.plan.conditions[cell.task.name]
+        value, low, high = interval(found.answers, groups=found.groups, level=how.level, seed=how.seed)
+        return Row(
+            digest=cell.subject.digest,
+            role=cell.subject.role,
+            member=cell.subject.member["task"] if cell.subject.member else None,
+            own=cell.own or None,
+            **asdict(condition),
+            value=value,
+            right=sum(found.answers),
+            count=len(found.answers),
+            low=low,
+            high=high,
+            level=how.level,
+            seed=how.seed,
+            device=how.device,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            software=self.software,
+            bits=pack(found.answers),
+            groups=None if found.groups is None else tuple(found.groups),
+            undefined=found.undefined,
+        )
+
+    def _base(self) -> dict[str, Tensor]:
+        with subjects.tensors(self.setting, self.plan.subjects[0]) as refs:
+            return self._load(refs)
+
+    def _load(self, refs: Mapping[str, TensorRef]) -> dict[str, Tensor]:
+        dtypes = {network.dtype for network in self.networks.values()}
+        return subjects.load(refs, self.how.device, dtypes.pop() if len(dtypes) == 1 else None)
+
+    def _with_head(self, cell: Cell, weights: Weights) -> Weights:
+        """The weights with the private tensors of the cell's member, by the names that its network knows."""
+        if cell.head_of is None:
+            return weights
+        whole = {**weights, **self._load(subjects.private(self.setting, cell.head_of))}
+        if self._own_network(cell) is None or self.how.network is not None:
+            return whole
+        names = subjects.own_names(self.store, cell.head_of)
+        return {names.get(name, name): tensor for name, tensor in whole.items()}
+
+    @staticmethod
+    def _own_network(cell: Cell) -> Mapping[str, Any] | None:
+        """The member whose checkpoint describes the network: only a head that is the network's own needs that."""
+        return cell.head_of if cell.task.head.kind == "model" else None
+
+    def _network(self, cell: Cell) -> Network:
+        """One network for each kind of task; for a head that is the network's own, one for each checkpoint."""
+        from plait.problem.network import open_network
+
+        own = self._own_network(cell)
+        place = (cell.task.kind, own["digest"] if own else "")
+        if place not in self.networks:
+            options: dict[str, Any] = {"device": self.how.device, "dtype": self.how.dtype}
+            with subjects.folder(self.setting, own) as folder:
+                where = self.how.network or folder
+                self.networks[place] = open_network(where, cell.task.kind, folder=folder, **options)
+        return self.networks[place]
+
+    def _make_heads(self, base: Weights) -> None:
+        from plait.problem.heads import make_head
+
+        for cell in self.plan.missing:
+            if cell.place in self.heads:
+                continue
+            weights = self._with_head(cell, base) if stored(cell.task) else base
+            lacking = cell.task.head.weight
+            if cell.head_of is None and lacking and lacking not in weights:
+                why = f"its head is {lacking} of a checkpoint, and no checkpoint of this task was merged"
+                self.plan.skipped.append(skipped(cell.subject, cell.task.name, why))
+                continue
+            self.heads[cell.place] = make_head(cell.task, self._network(cell), weights)
+
+
+def _progress() -> Progress:
+    from plait.engine import Progress
+    from plait.engine.progress import clock
+
+    class Count(Progress):
+        """Counts models on tasks, not bytes."""
+
+        def text(self, seconds: float) -> str:
+            left = (self._total - self._count) * seconds / max(self._count, 1)
+            return f"{self._label} {self._count} of {self._total}  {clock(left)} left"
+
+    return Count()
