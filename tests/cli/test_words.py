@@ -65,6 +65,11 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
     "show": [(["LINE"], 2, "the following arguments are required: WHAT")],
     "diff": [(["LINE", "1"], 2, "the following arguments are required: B")],
     "export": [(["LINE"], 2, "the following arguments are required: OUT")],
+    "eval": [
+        (["LINE"], 2, "the following arguments are required: --tasks"),
+        (["LINE", "--tasks", "t.yaml", "--split", "tset"], 2, "argument --split: invalid choice: 'tset'"),
+        (["NOWHERE", "--tasks", "t.yaml"], 5, "there is no line here"),
+    ],
     "verify": [(["LINE", "--repaly"], 2, "did you mean --replay?")],
     "gc": [
         (["LINE", "--grace", "-1"], 2, "argument --grace: '-1' is negative, 0 or more hours are expected")

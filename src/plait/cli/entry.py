@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from plait.cli import care, export, init, look, members, methods, once
+from plait.cli import care, evaluate, export, init, look, members, methods, once
 from plait.cli.output import Answer, error_json, one_line, to_json
 from plait.cli.parser import Parser, Verb, build, nearest
 from plait.errors import PlaitError, UsageError
@@ -18,6 +18,7 @@ VERBS: tuple[Verb, ...] = (
     *members.VERBS,
     *look.VERBS,
     *export.VERBS,
+    *evaluate.VERBS,
     *care.VERBS,
     *methods.VERBS,
     *once.VERBS,

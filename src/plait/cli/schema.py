@@ -78,6 +78,26 @@ SCHEMA: dict[str, dict[str, str]] = {
         "files": "list of the files in it",
         "sequence": "number of the ledger entry that records the export",
     },
+    "eval": {
+        "line": "path of the line",
+        "split": "which examples: train, calibration, validation or test",
+        "tasks": "list of {name, kind, member, split, metric, data, head, network}: the tasks and how they were "
+        "measured",
+        "members": "list of the tasks that are members now",
+        "rows": "list of {digest, role (base, version, expert), member, own, task, split, metric, data, head, "
+        "network, value, right, count, low, high, level, seed, device, time, software, bits, groups, undefined}: see "
+        "docs/evaluation.md",
+        "matrix": "{tasks, steps, values, low, high, base, experts, arrival}: values[k][i] is the accuracy on task i "
+        "after step k, null where it was not measured",
+        "figures": "{tasks, acc, weighted, normalised, base, experts, backward, backward_over_t, forgetting, "
+        "plasticity_gap} over the members of now, shares from 0 to 1",
+        "removals": "list of {sequence, task, retain, fidelity, forget, bytes_equal}, one for every unmerge",
+        "computed": "number of rows that were measured by this command",
+        "reused": "number of rows that were known before",
+        "skipped": "list of {role, digest, member, task, why}: what could not be measured",
+        "notes": "list of remarks",
+        "seconds": "how long it took",
+    },
     "verify": {
         "line": "path of the line",
         "ok": "true where no problem was found and a replay, if asked for, was equal",
