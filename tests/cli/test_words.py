@@ -70,6 +70,11 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
         (["LINE", "--tasks", "t.yaml", "--split", "tset"], 2, "argument --split: invalid choice: 'tset'"),
         (["NOWHERE", "--tasks", "t.yaml"], 5, "there is no line here"),
     ],
+    "report": [
+        (["LINE", "--quik"], 2, "plait report does not know '--quik'; did you mean --quick?"),
+        (["LINE", "--out"], 2, "argument -o/--out: expected one argument"),
+        (["NOWHERE", "-o", "r.html"], 5, "there is no line here"),
+    ],
     "verify": [(["LINE", "--repaly"], 2, "did you mean --replay?")],
     "gc": [
         (["LINE", "--grace", "-1"], 2, "argument --grace: '-1' is negative, 0 or more hours are expected")

@@ -116,6 +116,12 @@ VERBS: dict[str, tuple[str, Callable[[Line, Path], Any]]] = {  # the members bef
 }
 
 
+def result(row: dict[str, Any]) -> dict[str, Any]:
+    """What a command tells, without where and when it ran and what this run cost."""
+    counts = {key: count for key, count in row["counts"].items() if not key.startswith("bytes_")}
+    return {**row, "counts": counts, "path": "", "time": "", "seconds": 0}
+
+
 @pytest.mark.parametrize("where", CUTS)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("method", METHODS)
@@ -139,7 +145,7 @@ def test_a_finished_fold_is_not_computed_again(
     other = make(world, "other", tasks, method, **METHODS[method])
     want = command(other, world)
     assert line.digest == other.digest
-    assert {**row, "path": "", "time": "", "seconds": 0} == {**want, "path": "", "time": "", "seconds": 0}
+    assert result(row) == result(want)
     assert line._head()["state"] == other._head()["state"]
     assert line._head()["snapshots"] == other._head()["snapshots"]
     assert line.verify(replay=True)["replay"] == "equal"

@@ -98,6 +98,13 @@ SCHEMA: dict[str, dict[str, str]] = {
         "notes": "list of remarks",
         "seconds": "how long it took",
     },
+    "report": {
+        "line": "path of the line",
+        "out": "where the page was written, or null",
+        "bytes": "size of the page, or null",
+        "facts": "all that the page tells: {schema, plait, line, deployed, members, ledger, evaluation, vectors, "
+        "removals, purged, gaps}; see docs/report.md",
+    },
     "verify": {
         "line": "path of the line",
         "ok": "true where no problem was found and a replay, if asked for, was equal",
