@@ -14,7 +14,7 @@ import torch
 from plait import Line
 from plait.evaluation.rows import Row
 from plait.problem.task import load_tasks
-from tests.problem.folders import WORDS, bert, library
+from tests.problem.folders import WORDS, bert, library, saved, tokenizer
 
 CLASSES = ["red", "green grass", "blue sky"]
 
@@ -111,3 +111,47 @@ def test_a_zero_shot_head(world: Path) -> None:
             guess = (embed(model, list(examples.inputs)) @ named.T).argmax(-1)
             (row,) = [Row.of(r) for r in found["rows"] if (r["role"], r["task"]) == (role, name)]
             assert row.answers == (guess == examples.labels).tolist()
+
+
+def test_a_model_that_continues_texts(tmp_path: Path) -> None:
+    """Tied input and output embeddings, base and expert, and rows with several answers for a text."""
+    transformers = library()
+    shape = {"vocab_size": len(WORDS), "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    for i, name in enumerate(("base", "stories")):
+        tokenizer(tmp_path / name, around=False)
+        torch.manual_seed(i)
+        model = saved(tmp_path / name, lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)))
+        g = torch.Generator().manual_seed(i)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.5 * i * torch.randn(parameter.shape, generator=g))
+        model.save_pretrained(tmp_path / name)
+    texts = sentences(30, 9)
+    (tmp_path / "stories.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = {"kind": "causal-lm", "data": "stories.jsonl", "splits": {"test": {}}}
+    (tmp_path / "tasks.yaml").write_text(json.dumps({"tasks": {"stories": words}}))
+    line = Line.create(tmp_path / "line", tmp_path / "base")
+    line.merge(tmp_path / "stories", allow_distant=True)
+    found = line.evaluate(tmp_path / "tasks.yaml")
+    inputs = list(load_tasks(tmp_path / "tasks.yaml")["stories"].examples("test").inputs)
+    assert sorted(inputs) == sorted(texts)
+    rows = {row["role"]: Row.of(row) for row in found["rows"]}
+    line.export(tmp_path / "out")
+    for role, folder in (("base", "base"), ("expert", "stories"), ("version", "out")):
+        reader = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval()
+        answers, groups = [], []
+        for text in inputs:
+            tokens = reader(text, return_tensors="pt").input_ids
+            with torch.no_grad():
+                guess = model(tokens).logits[0].argmax(-1)
+            right = [int(guess[i]) == int(tokens[0, i + 1]) for i in range(tokens.shape[1] - 1)]
+            answers += right
+            groups += [len(right)] if right else []
+        assert rows[role].answers == answers, role
+        assert rows[role].groups == tuple(groups)
+        assert rows[role].metric == "token accuracy"
+    assert rows["base"].bits != rows["expert"].bits
+    again = line.evaluate(tmp_path / "tasks.yaml")
+    assert again["rows"] == found["rows"]
+    assert again["computed"] == 0

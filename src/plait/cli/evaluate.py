@@ -92,7 +92,8 @@ def _now(found: Mapping[str, Any]) -> list[str]:
     for task in found["tasks"]:
         mine = [row for row in rows if row["task"] == task["name"]]
         one = [_of(mine, role, digest) for role, digest in picks]
-        cells.append([task["name"], _count(mine), *(_cell(row) for row in one)])
+        other = "" if task["metric"] == "accuracy" else f" ({task['metric']})"
+        cells.append([task["name"] + other, _count(mine), *(_cell(row) for row in one)])
     return table(heads, cells, "  ")
 
 
