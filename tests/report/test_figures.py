@@ -157,6 +157,28 @@ def test_a_line_is_broken_where_a_value_is_missing() -> None:
     assert "ACC 60.0" in found.texts  # the label at its end
 
 
+def test_a_line_that_ends_early_says_where() -> None:
+    series = [
+        Series("gap", "expert", "diamond", [0.1, None, None]),
+        Series("ACC", "deployed", "circle", [0.2] * 3),
+    ]
+    panel = Panel("title", series, words.percent, words.percent)
+    found = parse(lines("name", ["1", "4", "5"], ["a", "b", "c"], [panel]))
+    assert "gap 10.0 (entry 1)" in found.texts
+    assert "ACC 20.0" in found.texts
+    assert len([p for p in found.all("path") if p["class"] == "leader"]) == 1
+
+
+@pytest.mark.parametrize(("value", "zero", "want"), [(0.0, True, 1), (0.82, False, 1), (0.82, True, 100)])
+def test_a_level_line_has_a_narrow_axis(value: float, zero: bool, want: int) -> None:
+    """Two to four points for values that are all alike, not the whole of what is possible."""
+    panel = Panel("t", [Series("s", "x", "circle", [value, value])], words.percent, words.percent, zero)
+    told = parse(lines("name", ["0", "1"], ["a", "b"], [panel])).texts
+    axis = [float(text) for text in told if text.replace(".", "").replace("-", "").isdigit() and "." in text]
+    assert min(axis) <= 100 * value <= max(axis)
+    assert max(axis) - min(axis) <= 4 * want
+
+
 def test_columns_mark_what_is_not_known() -> None:
     found = parse(columns("name", "Bytes", ["0", "1", "2"], [10.0, None, 20.0], ["a", "b", "c"], words.size))
     tall = [float(r["height"] or 0) for r in found.all("rect")]

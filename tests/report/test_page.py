@@ -296,6 +296,16 @@ def test_text_in_figures_stays_inside(request: pytest.FixtureRequest, name: str)
     assert len(labels) > 50
 
 
+def test_ticks_of_a_narrow_axis_differ(facts: Facts) -> None:
+    changed = full(facts)
+    for step in changed["evaluation"]["steps"]:
+        step["figures"].update(acc=0.822, experts=0.828, base=0.821)
+    labels = [
+        words for _, attributes, words in svg_texts(page(changed)) if attributes.get("text-anchor") == "end"
+    ]
+    assert {"81", "81.5", "82", "82.5", "83", "83.5"} <= set(labels)
+
+
 def test_answers_that_were_nan_are_told(facts: Facts) -> None:
     assert "NaN" not in parse(page(facts)).text
     changed = copy.deepcopy(facts)

@@ -50,7 +50,7 @@ class Panel:
 
 def lines(caption: str, steps: Sequence[str], tips: Sequence[str], panels: Sequence[Panel]) -> Html:
     """Panels under each other on one axis of steps. A line is broken where a value is missing."""
-    left, right = 52.0, 190.0
+    left, right = 52.0, 220.0
     pitch = min(64.0, max(9.0, 780.0 / max(len(steps), 1)))
     span = max(pitch * len(steps), 260.0)
     drawn: list[Html] = []
@@ -73,8 +73,7 @@ def _panel(
     *,
     last: bool,
 ) -> list[Html]:
-    known = [v for s in panel.series for v in s.values if v is not None]
-    marks = ticks(min([*known, 0.0] if panel.zero else known), max([*known, 0.0] if panel.zero else known), 4)
+    marks = _axis(panel)
     low, high = marks[0], marks[-1]
     floor_ = top + 30 + panel.height - 14
 
@@ -90,18 +89,31 @@ def _panel(
         drawn.append(text(left - 6, y(value) + 4, panel.ticks(value), anchor="end", cls="m t n"))
     for step in thinned(len(steps), pitch, max(width_of(s, 11) for s in steps)):
         drawn.append(text(x(step), floor_ + 16, steps[step], anchor="middle", cls="m t n"))
-    ends: list[tuple[float, float, Series, float]] = []
+    ends: list[tuple[float, float, str]] = []
     for series in panel.series:
         drawn += _line(series, x, y, tips, panel.words)
         shown = [(s, v) for s, v in enumerate(series.values) if v is not None]
         if shown:
-            ends.append((x(shown[-1][0]), y(shown[-1][1]), series, shown[-1][1]))
+            place, value = shown[-1]
+            name = f"{series.name} {panel.words(value)}"
+            name += "" if place == len(steps) - 1 else f" (entry {steps[place]})"
+            ends.append((x(place), y(value), name))
     places = spread([e[1] for e in ends], 15, top + 32, floor_)
-    for place, (at, height, series, value) in zip(places, ends, strict=True):
+    for where, (at, height, name) in zip(places, ends, strict=True):
         edge = left + span + 4
-        drawn.append(tag("path", d=f"M{at + 6:.1f} {height:.1f}L{edge:.1f} {place:.1f}", class_="leader"))
-        drawn.append(text(edge + 4, place + 4, f"{series.name} {panel.words(value)}", cls=f"t {series.cls}t"))
+        if at >= x(len(steps) - 1):
+            drawn.append(tag("path", d=f"M{at + 6:.1f} {height:.1f}L{edge:.1f} {where:.1f}", class_="leader"))
+        drawn.append(text(edge + 4, where + 4, name, cls="t"))
     return drawn
+
+
+def _axis(panel: Panel) -> list[float]:
+    """Ticks that cover all values; at least two points apart, as a line that is level says nothing of a scale."""
+    known = [v for s in panel.series for v in s.values if v is not None]
+    known += [0.0] if panel.zero else []
+    low, high = min(known), max(known)
+    wider = max(0.0, (0.02 - (high - low)) / 2)
+    return ticks(low - wider, high + wider, 4)
 
 
 def _line(

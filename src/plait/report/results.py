@@ -171,7 +171,7 @@ def stream(found: Facts) -> Html:
                 series("base", "base", "square", "base", True),
             ],
             words.percent,
-            lambda v: words.percent(v, 0),
+            lambda v: words.percent(v).removesuffix(".0"),
         )
     ]
     if any(f["plasticity_gap"] is not None for f in told):
