@@ -53,6 +53,13 @@ def test_the_object(plait: Plait, line: Line) -> None:
     assert plait(*EVAL, "--json").json["reused"] == 11
 
 
+def test_batch_and_dtype_are_passed_on(plait: Plait, line: Line) -> None:
+    w.ran.clear()
+    rows = plait(*EVAL, "--batch", "9", "--dtype", "float64", "--json").json["rows"]
+    assert max(w.ran) == 9
+    assert {row["network"] for row in rows} == {f"{w.NETWORK} float64"}
+
+
 def test_the_table_has_every_accuracy_with_its_interval(plait: Plait, line: Line) -> None:
     rows = plait(*EVAL, "--json").json["rows"]
     lines = plait(*EVAL).out.splitlines()
@@ -131,7 +138,8 @@ def test_names_are_escaped(plait: Plait, line: Line) -> None:
     evil = "x\x1b[2J"
     found["figures"]["tasks"] = [evil]
     found["removals"] = [{"task": evil, "retain": 0.1, "fidelity": None, "forget": None}]
-    assert "\x1b" not in str(_figures(found))
+    for label, words in _figures(found):
+        assert "\x1b" not in f"{label}{words}"
 
 
 WRONG: list[tuple[str, int, str]] = [

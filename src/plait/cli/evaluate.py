@@ -98,8 +98,7 @@ def _now(found: Mapping[str, Any]) -> list[str]:
 
 
 def _of(rows: Sequence[Mapping[str, Any]], role: str, digest: str | None) -> Mapping[str, Any] | None:
-    fits = [row for row in rows if row["role"] == role and digest in (None, row["digest"])]
-    return fits[-1] if fits else None
+    return next((row for row in rows if row["role"] == role and digest in (None, row["digest"])), None)
 
 
 def _count(rows: Sequence[Mapping[str, Any]]) -> str:
