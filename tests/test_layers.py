@@ -32,13 +32,16 @@ ALLOWED: dict[str, set[str]] = {
         "types",
         "errors",
     },
+    "training": {"line", "problem", "checkpoint", "tensors", "types", "errors"},
     "report": {"line", "evaluation", "store", "types", "errors"},
     "recipe": {"checkpoint", "methods", "types", "errors"},
     "testing": {"line", "engine", "store", "methods", "checkpoint", "tensors", "types", "errors"},
 }
 ALLOWED["cli"] = ALLOWED["bench"] = ALLOWED["demo"] = set(ALLOWED) - {"testing"}
 FACE = {"Line", "merge_files", "merge_state_dicts"}  # what `plait` itself hands out
-TORCH_FREE = {"errors", "types", "checkpoint", "store", "methods", "line", "cli", "recipe", "tensors"}
+TORCH_FREE = {
+    *("errors", "types", "checkpoint", "store", "methods", "line", "cli", "recipe", "tensors", "training"),
+}
 EXEMPT = {
     "checkpoint/convert.py",  # run in a child process only
     "tensors/loops.py",  # loaded by `compiled.loops` only

@@ -170,7 +170,8 @@ def test_nothing_that_can_run_code_is_copied(tmp_path: Path) -> None:
         "a.onnx",
         "a.gguf",
     )
-    others = (".hidden", "a.so", "pytorch_model.bin.index.json", "ReadMe.md", "rng_state.pth")
+    indexes = ("pytorch_model.bin.index.json",)
+    others = (".hidden", "a.so", *indexes, "ReadMe.md", "plait_training.json", "rng_state.pth")
     kept = ("vocab.txt", "merges.txt", "spiece.model", "generation_config.json", "LICENSE")
     for name in (*dropped, *others, *kept):
         (path / name).write_text("{}")

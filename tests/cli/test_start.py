@@ -41,6 +41,7 @@ CHEAP: dict[str, tuple[list[str], int]] = {
     "methods of one": (["methods", "ties"], 0),
     "init --help": (["init", "--help"], 0),
     "once --help": (["once", "--help"], 0),
+    "finetune --help": (["finetune", "--help"], 0),
     "--help": (["--help"], 0),
     "--version": (["--version"], 0),
     "no words": ([], 2),
@@ -48,6 +49,8 @@ CHEAP: dict[str, tuple[list[str], int]] = {
     "wrong option": (["init", "new", "--base", "base", "--method", "average", "--scale", "1"], 2),
     "wrong recipe": (["once", "bad.yaml", "out"], 5),
     "out exists": (["once", "good.yaml", "base"], 5),
+    "expert exists": (["finetune", "t", "base", "--tasks", "t.yaml", "--base", "base"], 5),
+    "wrong rate": (["finetune", "t", "out", "--tasks", "t.yaml", "--base", "base", "--rate", "0"], 2),
 }
 
 

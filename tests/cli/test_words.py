@@ -91,6 +91,38 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
         (["LINE/none.yaml", "out"], 5, "none.yaml: there is no such recipe; expected a YAML file"),
         (["LINE/none.yaml", "out", "--workers", "0"], 2, "argument --workers: '0' is too small"),
     ],
+    "finetune": [
+        (["t"], 2, "the following arguments are required: OUT, --tasks"),
+        (["t", "out", "--tasks", "t.yaml"], 2, "give one of --base DIR and --from LINE"),
+        (
+            ["t", "out", "--tasks", "t.yaml", "--base", "b", "--from", "LINE"],
+            2,
+            "give one of --base DIR and --from",
+        ),
+        (["t", "LINE", "--tasks", "t.yaml", "--base", "b"], 5, "exists; give another place, or remove it"),
+        (["t", "out", "--tasks", "none.yaml", "--base", "b"], 5, "none.yaml: there is no such list of tasks"),
+        (
+            ["t", "out", "--tasks", "t.yaml", "--rate", "0", "--base", "b"],
+            2,
+            "rate is 0.0, expected a number above 0",
+        ),
+        (
+            ["t", "out", "--tasks", "t.yaml", "--rate", "nan", "--base", "b"],
+            2,
+            "'nan' is not a finite number",
+        ),
+        (
+            ["t", "out", "--tasks", "t.yaml", "--warmup", "2", "--base", "b"],
+            2,
+            "warmup is 2.0, expected a share",
+        ),
+        (["t", "out", "--tasks", "t.yaml", "--epochs", "0"], 2, "argument --epochs: '0' is too small"),
+        (
+            ["t", "out", "--tasks", "t.yaml", "--form", "LINE"],
+            2,
+            "does not know '--form', 'line'; did you mean --from?",
+        ),
+    ],
 }
 CASES = [(verb, words, code, message) for verb, rows in WRONG.items() for words, code, message in rows]
 

@@ -27,6 +27,9 @@ WEIGHTS = (
 )
 """Endings of files that hold weights. A sub-folder with one of them is another model, not a sidecar."""
 
+TRAINING = "plait_training.json"
+"""The record that `plait finetune` leaves beside weights: how these very weights came to be."""
+
 _CODE = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".pkl", ".pickle", ".joblib")
 _INDEXES = (".safetensors.index.json", ".bin.index.json")
 _RUNS_CODE = ("auto_map", "custom_pipelines")
@@ -39,8 +42,8 @@ _CONFIG_LIMIT = 10_000_000
 def list_sidecars(folder: str) -> list[str]:
     """Paths, relative to `folder` and sorted, of the files that an output takes along from the base.
 
-    Left out: weights and their indexes, code and pickles, hidden files, the model card, and sub-folders that
-    hold weights of their own.
+    Left out: weights and their indexes, code and pickles, hidden files, the model card and the record of a training,
+    which are about other weights, and sub-folders that hold weights of their own.
     Errors: FormatError for links that leave the folder (other than to a cache's blobs), special files,
     and folders that are too large to be a checkpoint.
     """
@@ -76,7 +79,7 @@ def _taken(name: str, depth: int) -> bool:
         lower.endswith(WEIGHTS)
         or lower.endswith(_CODE)
         or lower.endswith(_INDEXES)
-        or (not depth and lower == "readme.md")
+        or (not depth and lower in ("readme.md", TRAINING))
     )
 
 

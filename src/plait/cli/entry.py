@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from plait.cli import care, evaluate, export, init, look, members, methods, once, report
+from plait.cli import care, evaluate, export, finetune, init, look, members, methods, once, report
 from plait.cli.output import Answer, error_json, one_line, to_json
 from plait.cli.parser import Parser, Verb, build, nearest
 from plait.errors import PlaitError, UsageError
@@ -23,6 +23,7 @@ VERBS: tuple[Verb, ...] = (
     *care.VERBS,
     *methods.VERBS,
     *once.VERBS,
+    *finetune.VERBS,
 )
 NAMES = [verb.name for verb in VERBS]
 GLOBAL = ("--json", "--quiet", "--yes", "--debug")

@@ -24,6 +24,7 @@ from plait.line.build import (
     write_json,
 )
 from plait.line.commit import commit
+from plait.line.descent import descent_of
 from plait.line.exporting import export
 from plait.line.member import (
     Allow,
@@ -160,7 +161,7 @@ class Line:
         allow_nonfinite: take the base's value where the checkpoint holds NaN or infinity.
         descends_from: the version that it was fine-tuned from, where that is not the base: a digest or the
         number of a ledger entry. It is recorded, so that removing one of that version's members tells that
-        this checkpoint still carries it.
+        this checkpoint still carries it. What `plait finetune` made says so itself.
         """
         task = check_task(task_of(checkpoint) if task is None else task)
         weight = check_weight(weight)
@@ -372,6 +373,7 @@ class Line:
     ) -> tuple[Operand, Arrival]:
         """Read a checkpoint that comes in, and keep of it what the line's retention says."""
         try:
+            descends, notes = descent_of(self.store, checkpoint, descends_from)
             arrival = receive(
                 checkpoint,
                 task,
@@ -386,9 +388,8 @@ class Line:
         except RefusedInput:
             self.store.clear_workspaces()
             raise
-        member = arrival.member
-        if descends_from is not None:
-            member = replace(member, descends=views.descent(self.store, descends_from))
+        arrival = replace(arrival, notes=(*arrival.notes, *notes))
+        member = replace(arrival.member, descends=descends)
         if self.store.settings["retention"] != "vectors":
             return Operand(member, arrival.refs), arrival
         objects = self.store.objects
