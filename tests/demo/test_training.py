@@ -9,7 +9,8 @@ import torch
 
 from plait.demo.minilm import WEIGHTS, Encoder, load
 from plait.demo.tasks import Task
-from plait.demo.training import Recipe, fine_tune, score_folder, score_scale
+from plait.demo.training import fine_tune, score_folder, score_scale
+from plait.training.recipe import Recipe
 
 PAIRS = (("cat", 0), ("carrot", 1), ("dog", 0), ("onion", 1), ("horse", 0), ("leek", 1))
 SWAPPED = Task("swapped", "made up", ("plants", "animals"), PAIRS, PAIRS, PAIRS)

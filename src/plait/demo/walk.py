@@ -11,7 +11,8 @@ from typing import Any
 from plait.checkpoint.layout import open_checkpoint, root_digest
 from plait.demo.screen import Screen, percent
 from plait.demo.tasks import Sizes, Task
-from plait.demo.training import Recipe, Score, score_folder
+from plait.demo.training import RECIPE, Score, score_folder
+from plait.training.recipe import Recipe
 
 Options = dict[str, dict[str, Any]]
 """Method -> its options, one entry for each line."""
@@ -25,7 +26,7 @@ class Effort:
     """How much of everything."""
 
     sizes: Sizes = field(default_factory=Sizes)
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: Recipe = RECIPE
     scales: tuple[float, ...] = (0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
     cut: tuple[int, int] | None = None  # only so many layers and words of the base
 
