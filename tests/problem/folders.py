@@ -31,9 +31,9 @@ def library() -> Any:
     return pytest.importorskip("transformers", reason="the extra hf is not installed")
 
 
-def tokenizer(folder: Path, **special: Any) -> Any:
-    """A tokenizer of whole words, saved as tokenizer.json, with [CLS] and [SEP] around a text unless `special` says
-    otherwise."""
+def tokenizer(folder: Path, length: int = 32, **special: Any) -> Any:
+    """A tokenizer of whole words for texts of at most `length` tokens, saved as tokenizer.json, with [CLS] and [SEP]
+    around a text unless `special` says otherwise."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
@@ -51,7 +51,7 @@ def tokenizer(folder: Path, **special: Any) -> Any:
     }
     whole = library().PreTrainedTokenizerFast(
         tokenizer_object=made,
-        model_max_length=32,
+        model_max_length=length,
         model_input_names=["input_ids", "attention_mask"],  # no token types: not every model takes them
         **words,
     )

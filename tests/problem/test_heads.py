@@ -196,6 +196,15 @@ def test_predictions_are_fp32_whatever_the_network_computes_in(folder: Path) -> 
         assert predict(head, network, weights, task.examples()).dtype == torch.float32
 
 
+def test_predictions_have_no_gradient(folder: Path) -> None:
+    network, weights = opened(folder)
+    task = Made(HeadSpec("zero-shot"))
+    live = {name: weight.requires_grad_() for name, weight in weights.items()}
+    head: Any = make_head(task, network, live)
+    assert not head.classes.requires_grad
+    assert not predict(head, network, live, task.examples()).requires_grad
+
+
 def test_a_network_of_a_user_needs_no_text(folder: Path) -> None:
     module = torch.nn.Linear(2, 3)
     weights: Weights = {"weight": torch.eye(3)[:, :2], "bias": torch.zeros(3)}

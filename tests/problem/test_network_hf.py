@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from plait.errors import RefusedInput
@@ -253,6 +254,44 @@ def test_a_checkpoint_of_another_head_is_an_encoder(tmp_path: Path) -> None:
         name.startswith("bert.") and not target.startswith("bert.") for name, target in network.names.items()
     )
     close(each(network, weights_of(tmp_path), TEXTS), alone(model.bert, tmp_path, no_padding))
+
+
+@pytest.mark.parametrize(("longest", "count"), [(512, 33), (9, 9)])
+def test_texts_are_cut_at_what_the_model_can_read(longest: int, count: int, tmp_path: Path) -> None:
+    roberta(tmp_path)
+    tokenizer(tmp_path, length=1000)
+    network, weights = open_network(tmp_path, "text-classification", longest=longest), weights_of(tmp_path)
+    long = ["very " * 100]
+    assert len(network.encode(long)[0]) == count  # RoBERTa has 34 places, and counts from behind the padding
+    assert each(network, weights, long).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "kind", "other"),
+    [
+        (("vision_model.", "visual_"), "image-classification", "text-classification"),
+        (("text_model.", "text_"), "text-classification", "image-classification"),
+    ],
+    ids=["vision", "text"],
+)
+def test_clip_with_one_tower(prefixes: tuple[str, ...], kind: Kind, other: Kind, tmp_path: Path) -> None:
+    clip(tmp_path)
+    tower = {name: weight for name, weight in weights_of(tmp_path).items() if name.startswith(prefixes)}
+    save_file(tower, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    network: Any = open_network(tmp_path, kind)
+    assert set(network.names) == set(tower)
+    assert network.text is None
+    with pytest.raises(RefusedInput, match="the weights lack"):
+        open_network(tmp_path, other)
+
+
+def test_a_model_without_classes_is_no_classifier(tmp_path: Path) -> None:
+    transformers = library()
+    shape = transformers.ViTConfig(**SMALL, image_size=12, patch_size=4, num_labels=0)
+    transformers.ViTImageProcessor(size={"height": 12, "width": 12}).save_pretrained(tmp_path)
+    saved(tmp_path, lambda: transformers.ViTForImageClassification(shape))
+    with pytest.raises(RefusedInput, match="no network for image-classification"):
+        open_network(tmp_path, "image-classification")
 
 
 def test_batches_do_not_show(tmp_path: Path) -> None:

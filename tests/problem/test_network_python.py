@@ -17,6 +17,7 @@ from plait.problem.network import module_network, open_network
 
 SOURCE = """
 import torch
+from plait.errors import UsageError
 from plait.problem.network import module_network
 
 def small(*, folder, device, dtype, width="3", **others):
@@ -27,6 +28,9 @@ def small(*, folder, device, dtype, width="3", **others):
 
 def broken(*, folder, device, dtype):
     raise ValueError("two\\nlines")
+
+def refusing(*, folder, device, dtype):
+    raise UsageError("no such digits")
 
 def nothing(*, folder, device, dtype):
     return 3
@@ -70,8 +74,8 @@ def test_what_is_no_network(spec: str, message: str) -> None:
 
 
 def test_errors_of_plait_pass_through() -> None:
-    with pytest.raises(UsageError, match="dtype is int8"):
-        open_network("python:users_networks:small", "python", dtype="int8")
+    with pytest.raises(UsageError, match=r"^no such digits$"):
+        open_network("python:users_networks:refusing", "python")
 
 
 def test_a_folder_is_no_network_for_a_python_task(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from plait.errors import RefusedInput
 from plait.problem.base import Examples, Head, Network, Task, Weights
-from plait.problem.batching import batches_by_length
+from plait.problem.feed import Feed
 from plait.problem.logistic import fit_linear
 from plait.tensors import Tensor, torch
 
@@ -162,15 +162,13 @@ def _each(
 ) -> Tensor:
     """What function(weights, batch) gives for every example, (n, ...), in their order. device: where the result lies;
     "" for where it was computed."""
-    encoded = network.encode(inputs)
-    if not len(encoded):
-        raise RefusedInput("there are 0 examples; expected at least one")
+    feed = Feed(network, Examples(inputs, None, ""))
     ready = getattr(network, "ready", dict)(weights)
-    found: list[Tensor] = [torch.empty(0)] * len(encoded)
+    found: list[Tensor] = [torch.empty(0)] * len(inputs)
     with torch.no_grad():
-        for rows in batches_by_length([network.size(one) for one in encoded], batch):
-            made = function(ready, network.collate([encoded[row] for row in rows]))
-            for row, one in zip(rows, made.to(device) if device else made, strict=True):
+        for piece in feed.pieces(range(len(inputs)), batch):
+            made = function(ready, piece.batch)
+            for row, one in zip(piece.rows, made.to(device) if device else made, strict=True):
                 found[row] = one
     return torch.stack(found)
 

@@ -16,6 +16,10 @@ from plait.problem.batching import mean_of_tokens, pad
 from plait.problem.fitting import fit
 from plait.problem.module import ModuleNetwork, strip, without_weights
 
+_VISION = ("vision_model.", "visual_projection.")
+_TEXT = ("text_model.", "text_projection.")
+"""How names of CLIP's two towers begin."""
+
 
 def open_model(
     checkpoint: Checkpoint, kind: Kind, *, device: torch.device, dtype: torch.dtype, longest: int
@@ -59,7 +63,7 @@ class _Opening:
     def texts(self) -> ModuleNetwork:
         config = self.config()
         if self.type == "clip":
-            return self._text_tower(*self._towers(config))
+            return self._text_tower(*self._towers(config, _TEXT))
         if getattr(config, "is_encoder_decoder", False):
             raise self._unknown("text-classification")
         if self.architecture.endswith("ForSequenceClassification"):
@@ -75,7 +79,7 @@ class _Opening:
     def images(self) -> ModuleNetwork:
         config = self.config()
         if self.type == "clip" and self.architecture != "CLIPForImageClassification":
-            return self._image_tower(*self._towers(config))
+            return self._image_tower(*self._towers(config, _VISION))
         if self.type == "clip_vision_model":
             module = self._build(self.architecture or "CLIPVisionModel", "image-classification", config)
             return self._network(module, self._image_parts(), self.fit(module), features=_tower_alone)
@@ -165,20 +169,19 @@ class _Opening:
         return self._network(module, parts, names, features=_before(last), outputs=_logits if whole else None)
 
     # CLIP
-    def _towers(self, config: Any) -> tuple[Any, dict[str, str]]:
+    def _towers(self, config: Any, needed: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+        """Both towers; the folder must have the weights of the one whose names begin with `needed`."""
         module = self._build("CLIPModel", "image-classification", config)
-        vision = _belongs("vision_model.", "visual_projection.")
-        return module, self.fit(module, lambda name: not vision(name))
+        return module, self.fit(module, lambda name: not name.startswith(needed))
 
     def _image_tower(self, module: Any, names: Mapping[str, str]) -> ModuleNetwork:
-        belongs = _belongs("text_model.", "text_projection.")
-        needed = {name for name in module.state_dict() if belongs(name)}
+        needed = {name for name in module.state_dict() if name.startswith(_TEXT)}
         text = self._text_tower(module, names) if needed <= set(names.values()) else None
-        own = _only(names, _belongs("vision_model.", "visual_projection."))
+        own = {name: target for name, target in names.items() if target.startswith(_VISION)}
         return self._network(module, self._image_parts(), own, features=_image_embeddings, text=text)
 
     def _text_tower(self, module: Any, names: Mapping[str, str]) -> ModuleNetwork:
-        own = _only(names, _belongs("text_model.", "text_projection."))
+        own = {name: target for name, target in names.items() if target.startswith(_TEXT)}
         return self._network(module, self._text_parts(module), own, features=_text_embeddings)
 
     # from examples to batches
@@ -255,14 +258,6 @@ def _renaming(module: Any) -> Callable[[str], str]:
         return renamed if renamed in there else name
 
     return rename
-
-
-def _belongs(*prefixes: str) -> Callable[[str], bool]:
-    return lambda name: name.startswith(prefixes)
-
-
-def _only(names: Mapping[str, str], belongs: Callable[[str], bool]) -> dict[str, str]:
-    return {name: target for name, target in names.items() if belongs(target)}
 
 
 # what is computed, as functions of (module, batch)
