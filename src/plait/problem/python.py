@@ -62,8 +62,8 @@ class PythonTask:
             if not whole or int(labels.min()) < 0 or int(labels.max()) >= classes:
                 what = f"go from {int(labels.min())} to {int(labels.max())}" if whole else _form(labels)
                 raise RefusedInput(
-                    f"{at}: the labels {what}; expected int64 ({len(found)},), one number from 0 to {classes - 1} for "
-                    "each example"
+                    f"{at}: the labels {what}; expected int64 ({len(found)},), one number from 0 to {classes - 1} "
+                    "for each example"
                 )
         elif self.classes:
             raise RefusedInput(f"{at}: has classes but no labels; expected {len(found)} numbers of classes")
