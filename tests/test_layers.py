@@ -38,6 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"line", "engine", "store", "methods", "checkpoint", "tensors", "types", "errors"},
 }
 ALLOWED["cli"] = ALLOWED["bench"] = ALLOWED["demo"] = set(ALLOWED) - {"testing"}
+ALLOWED["bench"] = ALLOWED["bench"] | {"demo"}  # the encoder that the demo unpacks
+ALLOWED["cli"] = ALLOWED["cli"] | {"bench"}
 FACE = {"Line", "merge_files", "merge_state_dicts"}  # what `plait` itself hands out
 TORCH_FREE = {
     *("errors", "types", "checkpoint", "store", "methods", "line", "cli", "recipe", "tensors", "training"),

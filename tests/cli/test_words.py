@@ -123,6 +123,38 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
             "does not know '--form', 'line'; did you mean --from?",
         ),
     ],
+    "bench": [
+        (["run"], 2, "a suite is needed: plait bench run SUITE"),
+        (["table"], 2, "a file of results is needed: plait bench table FILE"),
+        (["walk", "text8"], 2, "argument ACTION: invalid choice: 'walk'"),
+        (
+            ["run", "text9"],
+            2,
+            "suite 'text9' is not known; choose one of: text8, text12, vision8, clip8, clip14, clip20, tiny",
+        ),
+        (["run", "tiny"], 2, "--methods is needed, for example --methods average,task_arithmetic,ties"),
+        (
+            ["run", "tiny", "--methods", "average,tise", "--cache", "LINE"],
+            2,
+            "method 'tise' is not known; choose one of: average,",
+        ),
+        (["run", "tiny", "--orders", "46-42"], 2, "argument --orders: '46-42' is no range"),
+        (["run", "tiny", "--orders", "x"], 2, "argument --orders: 'x' is no list of seeds"),
+        (["run", "tiny", "--methods", ","], 2, "argument --methods: ',' names no method"),
+        (["run", "tiny", "--budget", "0"], 2, "argument --budget: '0' is too small"),
+        (["table", "r.json", "--budget", "3"], 2, "--budget is for `plait bench run`; leave it out of table"),
+        (["list", "text8"], 2, "list takes no more words, found 'text8'"),
+        (
+            ["run", "text8", "--methods", "average", "--data", "LINE"],
+            5,
+            "trec6.parquet: is not there, and suite",
+        ),
+        (
+            ["table", "none.json"],
+            5,
+            "none.json: there are no results; make some with `plait bench run SUITE`",
+        ),
+    ],
 }
 CASES = [(verb, words, code, message) for verb, rows in WRONG.items() for words, code, message in rows]
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from plait.cli import care, evaluate, export, finetune, init, look, members, methods, once, report
+from plait.cli import bench, care, evaluate, export, finetune, init, look, members, methods, once, report
 from plait.cli.output import Answer, error_json, one_line, to_json
 from plait.cli.parser import Parser, Verb, build, nearest
 from plait.errors import PlaitError, UsageError
@@ -24,6 +24,7 @@ VERBS: tuple[Verb, ...] = (
     *methods.VERBS,
     *once.VERBS,
     *finetune.VERBS,
+    *bench.VERBS,
 )
 NAMES = [verb.name for verb in VERBS]
 GLOBAL = ("--json", "--quiet", "--yes", "--debug")

@@ -1,0 +1,61 @@
+"""One stream: a method and an order, with the accuracies after every merge."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from plait.bench import results
+from plait.bench.pool import Pool
+from plait.bench.results import Score
+from plait.bench.stream import Merged, stream
+from plait.bench.tuning import Stock
+from plait.bench.worker import Model
+
+
+def measure_stream(
+    name: str,
+    options: Mapping[str, Any],
+    stock: Stock,
+    order: Sequence[str],
+    rows: Mapping[str, Any],
+    pool: Pool,
+    work: Path,
+) -> dict[str, Any]:
+    """Merge the experts in this order; each model is measured on the tasks that are in it while the next is merged.
+
+    rows: the accuracies of the base and of the experts. Returns the cell of the results, without seed and run.
+    """
+    folder = work / "line"
+    steps: list[Merged] = []
+    jobs: list[list[Future[Score]]] = []
+    for merged in stream(folder, stock.base, name, options, stock.experts, order, stock.private):
+        steps.append(merged)
+        model, version = Model(merged.folder), merged.version
+        jobs.append([pool.score(model, version, task, "test") for task in order[: len(steps)]])
+    scores = [[job.result() for job in row] for row in jobs]
+    shutil.rmtree(folder)
+    values = _matrix(scores, lambda score: score.value)
+    return {
+        "method": name,
+        "order": list(order),
+        "versions": [step.version for step in steps],
+        "right": _matrix(scores, lambda score: score.right),
+        "undefined": _matrix(scores, lambda score: score.undefined),
+        "values": values,
+        "low": _matrix(scores, lambda score: results.interval(score.right, score.count)[0]),
+        "high": _matrix(scores, lambda score: results.interval(score.right, score.count)[1]),
+        "seconds": [round(step.seconds, 3) for step in steps],
+        "cpu": [round(step.cpu, 3) for step in steps],
+        "memory": [step.memory for step in steps],
+        "bytes": {"members": [s.members for s in steps], "state": [s.state for s in steps]},
+        "figures": results.figures(order, values, rows),
+    }
+
+
+def _matrix(scores: Sequence[Sequence[Score]], of: Callable[[Score], Any]) -> list[list[Any]]:
+    """Rows of full length: None for tasks that are not in yet."""
+    return [[*map(of, row), *[None] * (len(scores) - len(row))] for row in scores]

@@ -1,0 +1,186 @@
+"""One run of a suite: experts, the accuracies of the base and of the experts, a stream for every method and order.
+
+What is finished is in the file of results before the next is begun.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from plait.bench import experts, machine, results, worker
+from plait.bench.cells import measure_stream
+from plait.bench.grids import BUDGET
+from plait.bench.pool import Pool, processes
+from plait.bench.suites import Sources, Suite, find
+from plait.bench.tuning import Stock, tune
+from plait.bench.worker import BATCH, Model, Setup
+from plait.bench.writing import write_json
+from plait.errors import UsageError
+from plait.methods.base import Method, TensorMethod
+from plait.methods.registry import find as find_method
+from plait.store.lock import hold
+
+Say = Callable[[str], None]
+
+DECISIVE = ("plait", "torch", "cpu")
+"""Software that decides the bytes of an expert, beside the suite's packages."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run is asked for.
+
+    out: the file of results. cache: a folder for experts and for work. test: test examples of a task at most; None
+    for as many as the suite says. workers: processes.
+    """
+
+    suite: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    out: Path
+    cache: Path
+    sources: Sources = field(default_factory=Sources)
+    budget: int = BUDGET
+    test: int | None = None
+    workers: int = 2
+    device: str = "cpu"
+
+
+def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
+    """Measure what is missing in the file `asked.out`; returns all that it holds then. say: takes lines of progress.
+
+    Errors: UsageError for words that make no sense; RefusedInput where data is missing or the file holds other
+    results; LockedError where another run of the suite uses the cache.
+    """
+    suite = find(asked.suite)
+    methods = {name: _method(name) for name in asked.methods}
+    suite.check(asked.sources)
+    results.check_suite(asked.out, suite.name)
+    asked.cache.mkdir(parents=True, exist_ok=True)
+    with hold(asked.cache / f"{suite.name}.lock", f"bench run {suite.name}"):
+        work = asked.cache / f"{suite.name}.work"
+        shutil.rmtree(work, ignore_errors=True)  # what a run that was killed left
+        try:
+            suite.lay_base(asked.sources, work / "base")
+            test = suite.test if asked.test is None else asked.test
+            setup = Setup(suite.name, asked.sources, work / "base", test, asked.device)
+            with processes(asked.workers, setup) as pool:
+                return _Run(asked, suite, methods, pool, work, say).all()
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _method(name: str) -> type[Method]:
+    kind = find_method(name)
+    if not issubclass(kind, TensorMethod):
+        raise UsageError(
+            f"method {name} needs losses of the tasks, which suites do not hand to it; leave it out"
+        )
+    return kind
+
+
+@dataclass
+class _Run:
+    """What the parts of a run share. stock: what is merged; found: the results so far."""
+
+    asked: Asked
+    suite: Suite
+    methods: Mapping[str, type[Method]]
+    pool: Pool
+    work: Path
+    say: Say
+    stock: Stock = field(init=False)
+    found: dict[str, Any] = field(init=False)
+
+    def all(self) -> dict[str, Any]:
+        self._begin()
+        self._measure_rows()
+        pairs = [(method, seed) for seed in self.asked.seeds for method in self.methods]
+        for number, (method, seed) in enumerate(pairs, 1):
+            if results.cell_of(self.found, method, seed) is None:
+                began = time.monotonic()
+                acc = self._cell(method, seed)["figures"]["acc"]
+                seconds = time.monotonic() - began
+                self.say(
+                    f"{method}, order {seed}: ACC {100 * acc:.1f} %, {seconds:.0f} s, {number} of {len(pairs)}"
+                )
+        return self.found
+
+    def _begin(self) -> None:
+        """Look at data, base and experts, train those that are missing, and take up the file of results."""
+        suite, sources = self.suite, self.asked.sources
+        software = machine.software(suite.packages)
+        self.say(f"reading {len(suite.tasks)} tasks")
+        jobs = {task: self.pool.submit(worker.describe, task) for task in suite.tasks}
+        tasks = {task: job.result() for task, job in jobs.items()}
+        base = experts.digest_of(self.pool.setup.base)
+        if suite.expert and sources.models:
+            folders, rows = experts.given(suite, sources.models)
+        else:
+            decisive = {name: software[name] for name in (*DECISIVE, *suite.packages)}
+            folders, rows = experts.trained(
+                suite, self.pool, tasks, base, decisive, self.asked.cache, self.say
+            )
+        self.stock = Stock(self.pool.setup.base, folders, suite.tasks, suite.private)
+        now = {"suite": suite.name, "setting": self._setting(base), "tasks": tasks, "experts": rows}
+        self.found = results.go_on(self.asked.out, now)
+        self.pool.know(results.scores(self.found))
+        started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        this = {"started": started, "machine": machine.machine(), "software": software}
+        self.found["runs"].append({**this, "workers": self.asked.workers})
+
+    def _setting(self, base: str) -> dict[str, Any]:
+        from plait.training import Recipe
+
+        return {
+            "base": base,
+            "beside": experts.beside(self.stock.base),
+            "about": self.suite.base,
+            "network": self.suite.network,
+            "recipe": None if self.suite.expert else Recipe(**self.suite.recipe).plain(),
+            "test": self.pool.setup.test,
+            "budget": self.asked.budget,
+            "batch": BATCH,
+            "device": self.asked.device,
+            "level": results.LEVEL,
+        }
+
+    def _measure_rows(self) -> None:
+        """The base, and each expert, on the test examples."""
+        base = Model(self.stock.base)
+        own = {task: Model(folder, expert=True) for task, folder in self.stock.experts.items()}
+        digests = {task: row["digest"] for task, row in self.found["experts"].items()}
+        score, name = self.pool.score, self.found["setting"]["base"]
+        jobs = {
+            "base": {task: score(base, name, task, "test") for task in self.suite.tasks},
+            "experts": {task: score(own[task], digests[task], task, "test") for task in self.suite.tasks},
+        }
+        for who, row in jobs.items():
+            cells = {task: job.result().plain() for task, job in row.items()}
+            self.found["rows"][who] = cells
+            self.say(f"{who}: {100 * sum(cell['value'] for cell in cells.values()) / len(cells):.1f} %")
+        self._save()
+
+    def _cell(self, method: str, seed: int) -> dict[str, Any]:
+        """Choose the method's options, unless that was done, and run one stream. Both are in the file afterwards."""
+        told = self.found["methods"]
+        if method not in told:
+            told[method] = tune(
+                method, self.methods[method], self.stock, self.asked.budget, self.pool, self.work
+            )
+            self._save()
+        order = self.suite.order(seed)
+        options = told[method]["options"]
+        cell = measure_stream(method, options, self.stock, order, self.found["rows"], self.pool, self.work)
+        self.found["cells"].append({"seed": seed, "run": len(self.found["runs"]) - 1, **cell})
+        self._save()
+        return cell
+
+    def _save(self) -> None:
+        write_json(self.asked.out, self.found)

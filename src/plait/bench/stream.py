@@ -1,0 +1,86 @@
+"""Merging experts one after the other into a line, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from plait.bench import machine
+from plait.line import Line
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The line after one merge.
+
+    seconds: wall time of the whole verb, checks, hashes and fsync included; cpu: processor seconds of its threads.
+    memory: the most that was held meanwhile, in bytes, beside interpreter and libraries; None where that cannot be
+    found out. members, state: bytes that the line keeps of its members and of the method's state.
+    """
+
+    task: str
+    version: str
+    folder: Path
+    seconds: float
+    cpu: float
+    memory: int | None
+    members: int
+    state: int
+
+
+def stream(
+    folder: Path,
+    base: Path,
+    method: str,
+    options: Mapping[str, Any],
+    experts: Mapping[str, Path],
+    order: Sequence[str],
+    private: Sequence[str] = (),
+) -> Iterator[Merged]:
+    """Merge the experts in this order into a new line in `folder`. All versions stay on disk.
+
+    The merges run in a process of their own: what was done before in this one would hide in its memory.
+    """
+    from plait.bench.pool import executor
+
+    with executor(1, _begin) as alone:
+        words = {"private": tuple(private), "keep": len(order) + 1, **options}
+        alone.submit(_create, folder, base, method, words).result()
+        for task in order:
+            yield alone.submit(_merge, task, experts[task]).result()
+
+
+@dataclass
+class _Here:
+    """What the process of a stream holds."""
+
+    line: Line | None = None
+    before: int | None = None
+
+
+_HERE = _Here()
+
+
+def _begin() -> None:
+    import_module("torch")  # what libraries take is not the merge's
+    _HERE.before = machine.held()
+
+
+def _create(folder: Path, base: Path, method: str, words: Mapping[str, Any]) -> None:
+    _HERE.line = Line.create(folder, base, method, **words)
+
+
+def _merge(task: str, expert: Path) -> Merged:
+    line, before = _HERE.line, _HERE.before
+    assert line is not None
+    machine.forget_peak()
+    began, busy = time.perf_counter(), time.process_time()
+    line.merge(expert, task)
+    seconds, cpu, most = time.perf_counter() - began, time.process_time() - busy, machine.peak()
+    memory = None if most is None or before is None else max(0, most - before)
+    kept = line.status()["bytes"]
+    return Merged(task, line.digest, line.model, seconds, cpu, memory, kept["members"], kept["state"])

@@ -1,0 +1,153 @@
+"""`plait bench`: run a suite of tasks for many methods and orders, and show what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+from plait.cli.output import Answer, one_line, safe, table
+from plait.cli.parser import Parser, Verb, positive
+from plait.errors import UsageError
+
+_OF_RUN = ("methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device")
+ORDERS = "42-46"
+MOST_ORDERS = 1000
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """Seeds of orders: `42-46,50` are 42, 43, 44, 45, 46 and 50."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ArgumentTypeError(f"{text!r} is no list of seeds; expected one such as 42-46 or 42,44")
+        ends = int(first), int(last or first)
+        if ends[1] < ends[0] or ends[1] - ends[0] >= MOST_ORDERS:
+            raise ArgumentTypeError(f"{part!r} is no range from a smaller to a larger seed; expected 42-46")
+        found += range(ends[0], ends[1] + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Names between commas, each once."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found:
+        raise ArgumentTypeError(f"{text!r} names no method; expected names such as average,ties")
+    return found
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "action", metavar="ACTION", choices=("run", "table", "list"), help="run, table or list"
+    )
+    parser.add_argument(
+        "what", metavar="WHAT", nargs="?", help="a suite for run, a file of results for table"
+    )
+    parser.add_argument("--methods", type=listed, metavar="NAMES", help="methods, separated by commas")
+    parser.add_argument(
+        "--orders", type=seeds, metavar="SEEDS", help=f"seeds of the orders of arrival, {ORDERS} by default"
+    )
+    parser.add_argument("--data", metavar="DIR", help="folder of the data sets, $PLAIT_DATA by default")
+    parser.add_argument("--models", metavar="DIR", help="folder of given checkpoints, for the CLIP suites")
+    parser.add_argument(
+        "--cache", metavar="DIR", help="folder for experts and work, ~/.cache/plait/bench by default"
+    )
+    parser.add_argument("--out", metavar="FILE", help="file of results, SUITE.json by default")
+    parser.add_argument(
+        "--budget", type=positive, metavar="N", help="values tried of a method's main option, 5 by default"
+    )
+    parser.add_argument(
+        "--examples", type=positive, metavar="N", help="test examples of a task at most, 1000 by default"
+    )
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="processes of one thread each, 2 by default"
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="where networks run: cpu by default, or cuda")
+
+
+def _bench(args: Namespace) -> Answer:
+    given = [name for name in _OF_RUN if getattr(args, name) is not None]
+    if args.action != "run" and given:
+        raise UsageError(f"--{given[0]} is for `plait bench run`; leave it out of {args.action}")
+    if args.action == "list":
+        return _list(args)
+    if args.what is None:
+        wanted = "a suite" if args.action == "run" else "a file of results"
+        raise UsageError(
+            f"{wanted} is needed: plait bench {args.action} {'SUITE' if args.action == 'run' else 'FILE'}"
+        )
+    return _run(args) if args.action == "run" else _show(args)
+
+
+def _list(args: Namespace) -> Answer:
+    from plait.bench.suites import SUITES
+
+    if args.what is not None:
+        raise UsageError(f"list takes no more words, found {args.what!r}; it lists all suites")
+    rows = [
+        {"name": s.name, "summary": s.summary, "base": s.base, "tasks": list(s.tasks)}
+        for s in SUITES.values()
+    ]
+    lines = table(
+        ("suite", "tasks", "what it is"), [(r["name"], len(r["tasks"]), r["summary"]) for r in rows]
+    )
+    return Answer({"action": "list", "suites": rows}, lines)
+
+
+def _show(args: Namespace) -> Answer:
+    from plait.bench.results import read
+
+    return _answer(args, Path(args.what), read(Path(args.what)))
+
+
+def _run(args: Namespace) -> Answer:
+    from plait.bench.suites import Sources, find
+
+    suite = find(args.what)
+    if args.methods is None:
+        raise UsageError("--methods is needed, for example --methods average,task_arithmetic,ties")
+    data = args.data or os.environ.get("PLAIT_DATA")
+    sources = Sources(Path(data) if data else None, Path(args.models) if args.models else None)
+    suite.check(sources)
+    from plait.bench.run import Asked, run
+
+    out = Path(args.out or f"{suite.name}.json")
+    asked = Asked(
+        suite.name,
+        args.methods,
+        args.orders or seeds(ORDERS),
+        out,
+        Path(args.cache) if args.cache else _cache(),
+        sources,
+        test=args.examples,
+        device=args.device or "cpu",
+        **{name: getattr(args, name) for name in ("budget", "workers") if getattr(args, name) is not None},
+    )
+    return _answer(args, out, run(asked, (lambda line: None) if args.quiet else _tell))
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "plait" / "bench"
+
+
+def _tell(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)
+
+
+def _answer(args: Namespace, path: Path, found: dict[str, Any]) -> Answer:
+    from plait.bench import table as tables
+
+    rows = tables.summary(found)
+    lines = [safe(tables.title(found)), ""]
+    lines += table(tables.HEAD, [tables.cells(row) for row in rows], "  ")
+    lines += ["", *table(*tables.by_task(found), "  ")]
+    if any(row["edge"] for row in rows):
+        lines += ["", "  * the best of the values tried is the smallest or the largest of them"]
+    return Answer({"action": args.action, "file": str(path), "rows": rows, "results": found}, lines)
+
+
+VERBS = (Verb("bench", "run a suite of tasks for many methods and orders", _arguments, _bench),)
