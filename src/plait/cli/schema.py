@@ -169,8 +169,8 @@ SCHEMA: dict[str, dict[str, str]] = {
         "action": "run, table or list",
         "suites": "list of {name, summary, base, tasks}: all suites, for list; else null",
         "file": "path of the file of results, or null",
-        "rows": "list of {method, seeds, option, chosen, edge, order, figures, cpu, seconds, kept, memory}, best first: "
-        "see docs/benchmarks-suites.md; or null",
+        "rows": "list of {method, seeds, option, chosen, edge, order, figures, cpu, seconds, kept, memory}, best "
+        "first: see docs/benchmarks-suites.md; or null",
         "results": "all that the file of results holds, or null",
     },
 }
