@@ -64,25 +64,30 @@ def measure(
     marks = sorted({m for m in (5, 10, 20, 50, 100, 200, count) if m <= count})
     rows = []
     took: list[float] = []
+    worked: list[float] = []
     for i in range(count):
         expert = write(root / "expert.safetensors", model(parameters, i + 1, base))
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         line.merge(expert, f"t{i:03d}")
         took.append(time.perf_counter() - began)
+        worked.append(time.process_time() - cpu)
         if i + 1 in marks:
             first = write(root / "first.safetensors", model(parameters, 1, base))
-            away = []
+            away, effort = [], []
             for _ in range(3):
-                began = time.perf_counter()
+                began, cpu = time.perf_counter(), time.process_time()
                 line.unmerge("t000")
                 away.append(time.perf_counter() - began)
+                effort.append(time.process_time() - cpu)
                 line.merge(first, "t000")
             rows.append(
                 {
                     "method": method,
                     "members": i + 1,
                     "merge_seconds": round(statistics.median(took[-5:]), 4),
+                    "merge_cpu": round(statistics.median(worked[-5:]), 4),
                     "unmerge_seconds": round(statistics.median(away), 4),
+                    "unmerge_cpu": round(statistics.median(effort), 4),
                     "line_bytes": folder_bytes(root / "line"),
                 }
             )
@@ -99,14 +104,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    print(f"{'method':<16} {'members':>7} {'merge s':>9} {'unmerge s':>9} {'line MB':>9}")
+    print(
+        f"{'method':<16} {'members':>7} {'merge s':>9} {'cpu':>7} {'unmerge s':>9} {'cpu':>7} {'line MB':>9}"
+    )
     for method in args.methods:
         with tempfile.TemporaryDirectory() as name:
             for row in measure(method, METHODS[method], args.members, args.parameters, Path(name)):
                 rows.append(row)
                 print(
-                    f"{row['method']:<16} {row['members']:>7} {row['merge_seconds']:>9.3f} "
-                    f"{row['unmerge_seconds']:>9.3f} {row['line_bytes'] / 1e6:>9.1f}",
+                    f"{row['method']:<16} {row['members']:>7} {row['merge_seconds']:>9.3f} {row['merge_cpu']:>7.3f} "
+                    f"{row['unmerge_seconds']:>9.3f} {row['unmerge_cpu']:>7.3f} {row['line_bytes'] / 1e6:>9.1f}",
                     flush=True,
                 )
     if args.json:

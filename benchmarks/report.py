@@ -9,6 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from plait.bench.results import SCHEMA as SUITE
+from plait.bench.table import markdown as suite
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -60,15 +63,16 @@ def members(found: dict[str, Any]) -> list[str]:
         "## Lines that grow",
         "",
         f"`python benchmarks/members.py --members 200`: whole commands on a line of {found['parameters']:,} "
-        "parameters in bf16, checks, hashes and fsync included. *Unmerge* takes the first member out.",
+        "parameters in bf16, checks, hashes and fsync included. *Unmerge* takes the first member out. Seconds on the "
+        "clock hold waiting for the disk; the processor's tell what grows.",
         "",
-        "| method | members | merge s | unmerge s | line MB |",
-        "|---|---|---|---|---|",
+        "| method | members | merge s | of it CPU | unmerge s | of it CPU | line MB |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
         rows.append(
-            f"| `{row['method']}` | {row['members']} | {row['merge_seconds']:.3f} | {row['unmerge_seconds']:.3f} "
-            f"| {row['line_bytes'] / 1e6:.1f} |"
+            f"| `{row['method']}` | {row['members']} | {row['merge_seconds']:.3f} | {row['merge_cpu']:.3f} "
+            f"| {row['unmerge_seconds']:.3f} | {row['unmerge_cpu']:.3f} | {row['line_bytes'] / 1e6:.1f} |"
         )
     return rows
 
@@ -99,6 +103,10 @@ def main() -> None:
         file = RESULTS / f"{name}.json"
         if file.exists():
             page += ["", *section(json.loads(file.read_text()))]
+    for file in sorted(RESULTS.glob("*.json")):
+        found = json.loads(file.read_text())
+        if isinstance(found, dict) and found.get("schema") == SUITE:
+            page += ["", *suite(found)]
     (ROOT / "docs" / "benchmarks.md").write_text("\n".join(page) + "\n", encoding="utf-8")
 
 

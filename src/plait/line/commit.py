@@ -58,7 +58,7 @@ def commit(
     )
     row = {**views.event(entry), "path": str(store.versions.path(built.digest))}
     try:
-        removal.retire(store)
+        removal.retire(store, work)
     except (PlaitError, OSError) as error:  # the change is made and recorded; only tidying up failed
         row["notes"] = [*row["notes"], f"old files could not be removed ({error}); plait gc tries again"]
     return row

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plait.errors import RefusedInput
 from plait.evaluation.rows import Row, Rows
 from plait.line.member import Member
 from plait.line.views import event
-from plait.store import Store, gc, needed
+from plait.store import Store, gc, needed, tidy
 
 
 def receipt(
@@ -139,9 +140,13 @@ def carried(head: Mapping[str, Any]) -> dict[str, Any]:
     return {key: head[key] for key in keys}
 
 
-def retire(store: Store) -> None:
-    """After a commit: drop the versions and states beyond what the line keeps, and its workspaces."""
-    collect(store, dry_run=False, grace_seconds=0.0)
+def retire(store: Store, work: Path) -> None:
+    """After a commit: drop the versions and states beyond what the line keeps, and workspaces. Where a killed command
+    has left one beside `work`, everything that nothing needs goes."""
+    if any(name != work.name for name in store.workspaces()):
+        collect(store, dry_run=False, grace_seconds=0.0)
+    else:
+        tidy(store, keep_versions=store.settings["keep"])
 
 
 def collect(store: Store, *, dry_run: bool, grace_seconds: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Where the bytes of a line are kept: objects, versions and a ledger, in one folder."""
 
-from plait.store.audit import Collected, Report, gc, verify
+from plait.store.audit import Collected, Report, gc, tidy, verify
 from plait.store.ledger import Entry, Ledger
 from plait.store.objects import Objects
 from plait.store.reach import Needed, kept, needed
@@ -20,5 +20,6 @@ __all__ = [
     "gc",
     "kept",
     "needed",
+    "tidy",
     "verify",
 ]

@@ -19,7 +19,7 @@ DAY = 86400.0
 
 _KINDS = ("objects", "versions", "workspaces", "leftovers")
 
-__all__ = ["Collected", "Report", "gc", "kept", "needed", "verify"]
+__all__ = ["Collected", "Report", "gc", "kept", "needed", "tidy", "verify"]
 
 
 class Report(NamedTuple):
@@ -116,6 +116,25 @@ def gc(
             result["removed"][kind].append(path.name)
             result["bytes"] += size
     return result
+
+
+def tidy(store: Store, *, keep_versions: int = 2, apart: Sequence[str] = ("tensors",)) -> None:
+    """Remove what the last entry has made superfluous: objects of the entries before it that nothing needs, versions
+    beyond the last `keep_versions`, and workspaces. The caller holds the lock.
+
+    Costs as much as the last entries are long, however many there are: what killed commands or other hands left is
+    found by `gc`. Objects in the fields named by `apart` stay.
+    """
+    entries = store.ledger.ends(keep_versions)
+    keep = kept(entries, keep_versions)
+    before = [{k: v for k, v in entry.items() if k not in apart} for entry in entries[:-1]]
+    for digest in sorted({d for entry in before for d in needed([entry]).objects} - keep.objects):
+        if store.objects.has(digest):
+            store.objects.delete(digest)
+    for digest in store.versions.all():
+        if digest not in keep.versions:
+            store.versions.delete(digest)
+    store.clear_workspaces()
 
 
 def _remove(store: Store, kind: str, path: Path) -> None:

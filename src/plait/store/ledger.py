@@ -76,6 +76,19 @@ class Ledger:
         """One entry, without a look at the others. VerificationError if it is damaged or not there."""
         return unseal(self._read(self.path(number)), self.path(number))
 
+    def ends(self, versions: int) -> list[Entry]:
+        """The first entry, and the last ones as far back as it takes to find so many different versions and the
+        entry before the last. What is between is not read."""
+        count = self._count()
+        found: list[Entry] = []
+        seen: set[Any] = set()
+        for number in range(count - 1, 0, -1):
+            if len(seen) >= versions and len(found) >= 2:
+                break
+            found.append(self.entry(number))
+            seen.add(found[-1].get("version"))
+        return [self.entry(0), *reversed(found)] if count else []
+
     def tip(self) -> str:
         """The sha256 of the last entry file: it fixes the whole history. 64 zeros for an empty ledger."""
         count = self._count()
