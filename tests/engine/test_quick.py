@@ -34,6 +34,7 @@ METHODS: list[TensorMethod] = [
     TaskArithmetic(0.0),
     MagMax(),
     MagMax(1.0),
+    MagMax(0.0),
     MagMax(-0.3),
     Ties(density=0.5),
     Ties(density=1.0, scale=0.7),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plait import merge_state_dicts
 from plait.errors import UsageError
 from plait.methods.memory import apply
 from plait.methods.registry import make
@@ -63,3 +64,11 @@ def test_a_later_member_that_leaves_a_tensor_as_it_is_wins_where_nobody_moved() 
     got = apply(make("magmax", {"scale": 1}), base, [expert, base])["w"]
     assert got.signbit().tolist() == [False, False]
     assert got.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+def test_where_nothing_is_added_the_base_stays_to_the_bit(scale: float) -> None:
+    base = torch.tensor([-0.0, 0.0, -0.0, 1.0])
+    experts = [{"w": torch.tensor([-0.0, 0.0, 0.0, 1.0])}, {"w": base.clone()}]
+    merged = merge_state_dicts({"w": base}, experts, method="magmax", scale=scale)["w"]
+    assert merged.view(torch.int32).tolist() == base.view(torch.int32).tolist()

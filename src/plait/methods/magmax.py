@@ -59,7 +59,9 @@ class MagMax(TensorMethod):
         if self.scale == 1:
             return winner
         start = base.double()
-        return start + (winner - start) * self.scale
+        moved = start + (winner - start) * self.scale
+        # Nothing added to -0.0 would be 0.0.
+        return torch.where((winner == start) | (self.scale == 0), start, moved)
 
     def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
         return Winner(base, self.scale) if known(base) else None

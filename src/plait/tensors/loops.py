@@ -224,11 +224,13 @@ def farther(expert: Any, base: Any, weight: Any, winner: Any) -> Any:
 
 @compiled
 def settle_winner(base: Any, winner: Any, scale: Any, limit: Any, out: Any) -> Any:
-    """out = base + scale * (winner - base), each step rounded to fp64. Results stay below `limit`."""
+    """out = base + scale * (winner - base), each step rounded to fp64; the base itself where nothing is added.
+    Results stay below `limit`."""
     bad = np.int32(0)
     for i in range(base.size):
         b, w = widen(base[i]), np.float64(winner[i])
-        v = w if scale == 1.0 else b + (w - b) * scale
+        v = b if scale == 0.0 or w == b else b + (w - b) * scale
+        v = w if scale == 1.0 else v
         bad |= np.int32(not (abs(v) < limit))
         out[i] = narrow(v, 0.0, out[i])
     return bad
