@@ -9,6 +9,7 @@ from typing import Any
 from plait.cli.opening import add_line, open_line
 from plait.cli.output import Answer, one_line, pairs, safe, short, table
 from plait.cli.parser import Parser, Verb, positive
+from plait.errors import PlaitError
 
 ABREAST = 5
 """Tasks side by side in the matrix, so that a row fits on a screen."""
@@ -71,7 +72,12 @@ def _eval(args: Namespace) -> Answer:
         *(f"  note: {one_line(note)}" for note in found["notes"]),
         f"  {found['computed']} measured now, {found['reused']} known before, {found['seconds']:.1f} s",
     ]
-    return Answer({**found, "line": str(args.line)}, lines)
+    result = {**found, "line": str(args.line)}
+    if found["rows"]:
+        return Answer(result, lines)
+    why = _skipped(found)
+    words = f"nothing could be measured: {why[0]}" if why else "nothing could be measured"
+    return Answer(result, lines, code=PlaitError.exit_code, error=words)
 
 
 def _level(found: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import RefusedInput
@@ -145,6 +146,8 @@ class Run:
         if place not in self.networks:
             options: dict[str, Any] = {"device": self.how.device, "dtype": self.how.dtype}
             with subjects.folder(self.setting, own) as folder:
+                if self.how.network is None and cell.task.kind != "python":
+                    _described(self.store, folder)
                 where = self.how.network or folder
                 self.networks[place] = open_network(where, cell.task.kind, folder=folder, **options)
         return self.networks[place]
@@ -156,12 +159,34 @@ class Run:
             if cell.place in self.heads:
                 continue
             weights = self._with_head(cell, base) if stored(cell.task) else base
-            lacking = cell.task.head.weight
-            if cell.head_of is None and lacking and lacking not in weights:
-                why = f"its head is {lacking} of a checkpoint, and no checkpoint of this task was merged"
+            why = _headless(cell, weights)
+            if why is not None:
                 self.plan.skipped.append(skipped(cell.subject, cell.task.name, why))
                 continue
             self.heads[cell.place] = make_head(cell.task, self._network(cell), weights)
+
+
+def _headless(cell: Cell, weights: Weights) -> str | None:
+    """Why a task's head cannot be made of the tensors that there are, if it cannot."""
+    head = cell.task.head
+    lacking = next(
+        (name for name in (head.weight, head.bias) if head.weight and name not in {"", *weights}), ""
+    )
+    if not lacking:
+        return None
+    if cell.member is None:
+        return f"its head is {lacking} of a checkpoint, and no checkpoint of this task was merged"
+    return f"its head tensor {lacking} is not in the checkpoint of {cell.member}"
+
+
+def _described(store: Store, folder: Path) -> None:
+    """RefusedInput where no config.json says what network the base is: in a line none can be added later."""
+    if not (folder / "config.json").is_file():
+        raise RefusedInput(
+            f"base {store.settings['base']['name']}: the line has no config.json of it, which says what network it "
+            "is; start the line again from a folder with a config.json, or name the network with "
+            "--network python:module:function"
+        )
 
 
 def _progress() -> Progress:

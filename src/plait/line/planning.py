@@ -44,12 +44,14 @@ class How:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on one task. head_of: the member whose private tensors are put in place, if any."""
+    """One model on one task. head_of: the member whose private tensors are put in place, if any. member: the task
+    whose checkpoint serves this one, with private tensors or without; None where none was ever merged."""
 
     subject: Subject
     task: Task
     head_of: Mapping[str, Any] | None
     key: Key
+    member: str | None = None
 
     @property
     def own(self) -> str:
@@ -140,7 +142,8 @@ def _cell(
         head_of = None  # the head does without them
     name = subject.member["task"] if subject.member else None
     own = head_of["digest"] if head_of else None
-    return Cell(subject, task, head_of, key_of(condition, subject.digest, subject.role, name, own))
+    key = key_of(condition, subject.digest, subject.role, name, own)
+    return Cell(subject, task, head_of, key, member["task"] if member else None)
 
 
 def stored(task: Task) -> bool:
