@@ -11,6 +11,7 @@ from plait import Line
 from plait.errors import RefusedInput
 from tests.cli.conftest import Plait
 from tests.evaluation import world as w
+from tests.line.models import write_folder
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_base_without_a_config_is_not_to_be_changed_in_the_line(world: Path, b
 def test_a_head_tensor_that_the_checkpoint_lacks(world: Path, private: str | None) -> None:
     line = Line.create(world / "line", world / "base", private=private or ())
     if private is None:
-        w.write_folder(world / "a", {n: t for n, t in w.expert_weights(0).items() if "mix" in n})
+        write_folder(world / "a", {n: t for n, t in w.expert_weights(0).items() if "mix" in n})
     line.merge(world / "a")
     tasks = w.write_tasks(world, "ab", NOPE, b={"head": "zero-shot"})
     found = line.evaluate(tasks, network=w.NETWORK)
@@ -60,3 +61,41 @@ def test_nothing_measured_is_a_failure_and_a_part_is_none(plait: Plait, world: P
     assert len(done.err.splitlines()) == 1
     w.write_tasks(world, "ab", NOPE, b={"head": "zero-shot"})
     assert plait(*words).code == 0
+
+
+def _transfer(plait: Plait, *words: str) -> str:
+    done = plait("eval", "line", "--tasks", "tasks.yaml", "--network", w.NETWORK, *words)
+    (row,) = [text for text in done.out.splitlines() if text.strip().startswith("BWT ")]
+    assert "- %" not in done.out
+    return row
+
+
+def test_all_is_advised_only_where_it_helps(plait: Plait, world: Path) -> None:
+    w.write_tasks(world, "ab")
+    line = Line.create("line", "base", private="classifier.*", keep=1)
+    line.merge("a")
+    line.merge("b")
+    assert _transfer(plait).endswith("versions of arrival: --all)")
+    assert "plasticity gap +" in _transfer(plait, "--all") or "plasticity gap -" in _transfer(plait, "--all")
+
+
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_what_cannot_be_had_any_more_is_said(plait: Plait, world: Path, words: tuple[str, ...]) -> None:
+    w.write_tasks(world, "ab")
+    line = Line.create("line", "base", "task_arithmetic", private="classifier.*", retention="none")
+    line.merge("a")
+    line.merge("b")
+    row = _transfer(plait, *words)
+    assert "of a, b cannot be had any more" in row
+    assert "--all" not in row
+
+
+def test_one_task_has_no_transfer(plait: Plait, world: Path) -> None:
+    w.write_tasks(world, "ab")
+    line = Line.create("line", "base", private="classifier.*")
+    line.merge("a")
+    line.merge("b")
+    line.unmerge("b")
+    row = _transfer(plait, "--all")
+    assert "over T" not in row
+    assert " -; plasticity gap " in row

@@ -67,7 +67,7 @@ def _eval(args: Namespace) -> Answer:
         *_now(found),
         *_history(found),
         "",
-        *pairs(_figures(found)),
+        *pairs(_figures(found, every=args.all)),
         *(f"  not measured: {line}" for line in _skipped(found)),
         *(f"  note: {one_line(note)}" for note in found["notes"]),
         f"  {found['computed']} measured now, {found['reused']} known before, {found['seconds']:.1f} s",
@@ -143,13 +143,13 @@ def _history(found: Mapping[str, Any]) -> Iterator[str]:
         yield from table(heads, cells, "  ")
 
 
-def _figures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _figures(found: Mapping[str, Any], *, every: bool = False) -> list[tuple[str, object]]:
     """The figures of the members of now, and of each unmerge."""
     from plait.evaluation.summary import percent, told
 
     figures = found["figures"]
     rows: list[tuple[str, object]] = [("over", ", ".join(map(safe, figures["tasks"])))]
-    rows += told(figures) if figures["tasks"] else []
+    rows += told(figures, _missing(found["lost"], every)) if figures["tasks"] else []
     for removal in found["removals"]:
         parts = (
             ("others lost", removal["retain"], "+"),
@@ -159,6 +159,15 @@ def _figures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
         words = [f"{label} {percent(value, sign)}" for label, value, sign in parts if value is not None]
         rows.append((f"unmerge {safe(removal['task'])}", ", ".join(words)))
     return rows
+
+
+def _missing(lost: Sequence[str], every: bool) -> str:
+    """Why there is no plasticity gap."""
+    from plait.evaluation.summary import ALL
+
+    if lost:
+        return f"and the experts or the versions of arrival of {', '.join(map(safe, lost))} cannot be had any more"
+    return "and some of what it needs could not be measured" if every else ALL
 
 
 def _skipped(found: Mapping[str, Any]) -> list[str]:

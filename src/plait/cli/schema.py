@@ -95,6 +95,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "computed": "number of rows that were measured by this command",
         "reused": "number of rows that were known before",
         "skipped": "list of {role, digest, member, task, why}: what could not be measured",
+        "lost": "list of the members whose expert or version of arrival was not measured and cannot be had any more",
         "notes": "list of remarks",
         "seconds": "how long it took",
     },

@@ -123,25 +123,36 @@ def percent(value: Cell, sign: str = "") -> str:
     return "-" if value is None else f"{100 * value:{sign}.1f}"
 
 
-def told(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Figures (as `Figures.plain` gives them) in words, in percent: labels and texts for a table of two columns."""
+ALL = "which needs experts and the versions of arrival: --all"
+"""What is said of a plasticity gap that is not known, unless the caller knows better."""
+
+
+def told(row: Mapping[str, Any], missing: str = ALL) -> list[tuple[str, str]]:
+    """Figures (as `Figures.plain` gives them) in words, in percent: labels and texts for a table of two columns.
+
+    missing: why there is no plasticity gap, and what to do, where there is none.
+    """
     lines = [
-        ("ACC", f"{percent(row['acc'])} %"),
-        ("ACC by weight", f"{percent(row['weighted'])} %" if row["weighted"] != row["acc"] else ""),
-        ("base, experts", f"{percent(row['base'])} %, {percent(row['experts'])} %"),
-        ("normalised", f"{percent(row['normalised'])} % of the experts"),
+        ("ACC", _whole(row["acc"])),
+        ("ACC by weight", _whole(row["weighted"]) if row["weighted"] != row["acc"] else ""),
+        ("base, experts", f"{_whole(row['base'])}, {_whole(row['experts'])}"),
+        ("normalised", _whole(row["normalised"], " of the experts")),
         ("forgetting", percent(row["forgetting"])),
     ]
-    return [*[(label, text) for label, text in lines if text], ("BWT", _transfer(row))]
+    return [*[(label, text) for label, text in lines if text], ("BWT", _transfer(row, missing))]
 
 
-def _transfer(row: Mapping[str, Any]) -> str:
+def _whole(value: Cell, more: str = "") -> str:
+    return "-" if value is None else f"{percent(value)} %{more}"
+
+
+def _transfer(row: Mapping[str, Any], missing: str) -> str:
     gap = row["plasticity_gap"]
     if gap is None:
-        return (
-            "- (shown with the plasticity gap only, which needs experts and the versions of arrival: --all)"
-        )
+        return f"- (shown with the plasticity gap only, {missing})"
     both = f"plasticity gap {percent(gap, '+')}"
+    if len(row["tasks"]) < 2:
+        return f"-; {both}"  # divided by T-1 = 0: one task has no transfer
     if row["backward"] is None:
         return f"- (no task is older than the last step, or one was not measured), {both}"
     return f"{percent(row['backward'], '+')} over T-1, {percent(row['backward_over_t'], '+')} over T; {both}"

@@ -17,6 +17,7 @@ from plait.line import views
 from plait.line.build import Setting
 from plait.line.measuring import Run
 from plait.line.planning import How, Plan, condition_of, named, plan_of, subjects_of
+from plait.line.subjects import Gone, Subject, check
 from plait.problem.base import Task
 from plait.store import Store
 
@@ -75,9 +76,37 @@ def _result(
         "computed": len(computed),
         "reused": len(plan.have),
         "skipped": plan.skipped,
+        "lost": _lost(store, plan, whole),
         "notes": _notes(rows, [name for name in now if name not in tasks]),
         "seconds": round(seconds, 3),
     }
+
+
+def _lost(store: Store, plan: Plan, whole: Matrix) -> list[str]:
+    """The members without an accuracy of the expert, or of the version with which it came, that cannot be measured
+    any more: what the plasticity gap needs."""
+    latest = {entry["version"]: entry for entry in plan.entries}
+    now = {m["task"]: m for m in plan.entries[-1]["members"]}
+    found = []
+    for column in whole.members():
+        task, came = whole.tasks[column], whole.arrival[column]
+        needs = []
+        if whole.experts[column] is None:
+            needs.append(Subject("expert", now[task]["digest"], plan.entries[-1], now[task]))
+        if came is not None and whole.cells[came][column] is None:
+            version = whole.steps[came].version
+            needs.append(Subject("version", version, latest[version]))
+        if any(_gone(store, subject) for subject in needs):
+            found.append(task)
+    return found
+
+
+def _gone(store: Store, subject: Subject) -> bool:
+    try:
+        check(store, subject)
+    except Gone:
+        return True
+    return False
 
 
 def _fresh(row: Row, how: How) -> Row:
