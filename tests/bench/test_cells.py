@@ -95,21 +95,21 @@ def test_a_cell_measures_each_model_on_the_tasks_that_are_in_it(
 
 
 def test_the_option_with_the_best_mean_is_taken_the_smallest_of_equals(stock: Stock, tmp_path: Path) -> None:
-    right = [3, 6, 6, 5]  # for scale 0.2, 0.3, 0.5, 0.7
+    right = [3, 6, 6, 5]  # for scale 0.3, 0.5, 0.7, 1
     pool = Scores(lambda model, task, step: Score(right[step - 1] + (task == "a"), 10))
     kind = find("task_arithmetic")
     found = tuning.tune("task_arithmetic", kind, stock, 4, cast(Pool, pool), tmp_path)
-    assert [row["value"] for row in found["tuning"]["tried"]] == [0.2, 0.3, 0.5, 0.7]
+    assert [row["value"] for row in found["tuning"]["tried"]] == [0.3, 0.5, 0.7, 1.0]
     assert [row["accuracy"] for row in found["tuning"]["tried"]] == pytest.approx(
         [(3 * r + 1) / 30 for r in right]
     )
-    assert found["tuning"]["chosen"] == 0.3
+    assert found["tuning"]["chosen"] == 0.5
     assert found["tuning"]["edge"] is False
-    assert found["options"]["scale"] == 0.3
+    assert found["options"]["scale"] == 0.5
     assert {split for _, _, split in pool.asked} == {"validation"}
     assert [task for _, task, _ in pool.asked] == list(TASKS) * 4
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "base", "c"], "merged models are left"
-    line = Line.create(tmp_path / "line", stock.base, "task_arithmetic", scale=0.2)
+    line = Line.create(tmp_path / "line", stock.base, "task_arithmetic", scale=0.3)
     for task in TASKS:
         line.merge(stock.experts[task], task)
     assert pool.asked[0][0] == line.digest, "what is tried is not what a line makes"
@@ -118,7 +118,7 @@ def test_the_option_with_the_best_mean_is_taken_the_smallest_of_equals(stock: St
 def test_an_end_of_the_grid_is_told(stock: Stock, tmp_path: Path) -> None:
     pool = Scores(lambda model, task, step: Score(step, 10))
     found = tuning.tune("task_arithmetic", find("task_arithmetic"), stock, 3, cast(Pool, pool), tmp_path)
-    assert (found["tuning"]["chosen"], found["tuning"]["edge"]) == (0.5, True)
+    assert (found["tuning"]["chosen"], found["tuning"]["edge"]) == (0.7, True)
 
 
 @pytest.mark.parametrize(("name", "budget"), [("average", 5), ("task_arithmetic", 1)])

@@ -11,9 +11,9 @@ from plait.methods.base import Method
 BUDGET = 5
 
 GRIDS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "task_arithmetic": ("scale", (0.3, 0.5, 0.2, 0.7, 0.4, 0.1, 1.0)),
+    "task_arithmetic": ("scale", (0.3, 0.5, 0.7, 1.0, 0.2, 0.4, 0.1)),
     "ties": ("scale", (1.0, 2.0, 1.5, 3.0, 0.7, 0.4, 4.0)),
-    "magmax": ("scale", (0.5, 1.0, 0.7, 1.5, 0.3, 2.0, 0.2)),
+    "magmax": ("scale", (0.5, 1.0, 1.5, 2.0, 0.7, 0.3, 3.0)),
     "opcm": ("share", (0.5, 0.3, 0.7, 0.1, 0.9, 0.2, 0.8)),
 }
 """Method -> its main option and values for it, the most important first: a budget of N tries the first N."""

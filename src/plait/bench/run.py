@@ -138,9 +138,12 @@ class _Run:
     def _setting(self, base: str) -> dict[str, Any]:
         from plait.training import Recipe
 
+        models = self.asked.sources.models
+        whole = self.suite.whole(models) if self.suite.whole and models else None
         return {
             "base": base,
             "beside": experts.beside(self.stock.base),
+            "whole": None if whole is None else experts.digest_of(whole),
             "about": self.suite.base,
             "network": self.suite.network,
             "recipe": None if self.suite.expert else Recipe(**self.suite.recipe).plain(),
