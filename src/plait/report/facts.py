@@ -30,7 +30,8 @@ def gather(line: Line, *, read: bool = True) -> dict[str, Any]:
     deployed   {version, model, base: {name, digest}, method, options, seed, retention, private, removal, versions
                (on disk), bytes: {members, state}, same_as (earlier ledger entries that left the same version)}
     members    list of {task, weight, digest, source, private, descends, since (ledger entry in which its checkpoint
-               came), time, distance (from the base, in base norms), changed (tensors), bytes (kept, null for none)}
+               came), time, distance (from the base, in base norms, over tensors
+               of two and more dimensions), changed (tensors), bytes (kept, null for none)}
     purged     what the purged tasks are called: their names, and digests of their checkpoints, stand nowhere
     ledger     list of {sequence, time, verb, task, version, members, weights, accounting, counts, notes, receipt,
                seconds, software, kept (bytes of its members' tensors, null where some are gone)}, oldest first

@@ -52,12 +52,94 @@ def _accuracies(found: Facts) -> Iterator[dict[str, Any]]:
         "",
     )
     yield from _earlier(found)
+    yield from _cells(found)
+
+
+def _makeable(found: Facts) -> set[int]:
+    """Ledger entries whose version is on disk or can be made again."""
+    disk = set(found["deployed"]["versions"])
+    return {e["sequence"] for e in found["ledger"] if e["kept"] is not None or e["version"] in disk}
+
+
+def _cells(found: Facts) -> Iterator[dict[str, Any]]:
+    """Empty cells of earlier versions of which others were measured: those of members then, and the others."""
+    steps, whole = found["evaluation"]["steps"], _makeable(found)
+    for about, member in (
+        ("cells of earlier versions, of tasks that were members then", True),
+        ("cells of earlier versions, of tasks that were no members then", False),
+    ):
+        empty = [
+            (step["sequence"], sum(c is None and m is member for c, m in zip(*_pair(step), strict=True)))
+            for step in steps[:-1]
+            if step["measured"]
+        ]
+        entries = [sequence for sequence, count in empty if count]
+        yield from _two(
+            found,
+            about,
+            ([s for s in entries if s in whole], "not evaluated: after entries "),
+            (
+                [s for s in entries if s not in whole],
+                "not evaluated, and the versions cannot be made again: after entries ",
+            ),
+            " --all",
+        )
+
+
+def _pair(step: Facts) -> tuple[Sequence[Any], Sequence[bool]]:
+    return step["cells"], step["members"]
+
+
+def fill_means(found: Facts) -> str | None:
+    """The command after which means over the members of some step are known; None where there is none."""
+    steps, whole = found["evaluation"]["steps"], _makeable(found)
+    for place in range(len(steps) - 1, -1, -1):
+        if any(steps[place]["members"]) and steps[place]["sequence"] in whole:
+            current = steps[place]["version"] == found["deployed"]["version"]
+            return evaluate(found, "" if current else " --all")
+    return None
+
+
+def fill_transfer(found: Facts) -> str | None:
+    """The command after which the plasticity gap of some step is known; None where there is none."""
+    steps = found["evaluation"]["steps"]
+    for place in range(len(steps) - 1, -1, -1):
+        more = _transfer_at(found, place) if any(steps[place]["members"]) else None
+        if more is not None:
+            return evaluate(found, more)
+    return None
+
+
+def _transfer_at(found: Facts, place: int) -> str | None:
+    """What the command needs beside the tasks for the plasticity gap after a step; None where nothing helps."""
+    whole, steps, tasks = _makeable(found), found["evaluation"]["steps"], found["evaluation"]["tasks"]
+    every = found["deployed"]["version"] != steps[place]["version"]
+    kept = {e["sequence"] for e in found["ledger"] if e["kept"] is not None}
+    held = {m["task"] for m in found["members"] if m["bytes"] is not None}
+    for column in [c for c, inside in enumerate(steps[place]["members"]) if inside]:
+        name, came = tasks[column]["task"], steps[_came(found, place, column)]
+        if not (tasks[column]["expert"] or name in held or steps[place]["sequence"] in kept):
+            return None
+        if came["cells"][column] is None:
+            if came["sequence"] not in whole:
+                return None
+            every = every or came["version"] != found["deployed"]["version"]
+    return " --all" if every else ""
+
+
+def _came(found: Facts, place: int, column: int) -> int:
+    """The step with which the checkpoint came that a column's task has after a step."""
+    steps, name = found["evaluation"]["steps"], found["evaluation"]["tasks"][column]["task"]
+    while place and steps[place - 1]["members"][column]:
+        if steps[place]["verb"] == "replace" and steps[place]["task"] == name:
+            break
+        place -= 1
+    return place
 
 
 def _earlier(found: Facts) -> Iterator[dict[str, Any]]:
     """Versions of which nothing was measured: those that can still be made, and those that cannot."""
-    disk = set(found["deployed"]["versions"])
-    whole = {e["sequence"] for e in found["ledger"] if e["kept"] is not None or e["version"] in disk}
+    whole = _makeable(found)
     silent = [s["sequence"] for s in found["evaluation"]["steps"] if not s["measured"]]
     gone = "not evaluated, and their versions cannot be made again: entries "
     yield from _two(

@@ -67,6 +67,7 @@ def evaluation(measured: Measured) -> dict[str, Any]:
     as wrong)} or null where nothing was measured; values are shares from 0 to 1.
 
     rows   number of measurements that the line keeps
+    other  how many of them were made otherwise than the newest of their task, and are not told here
     tasks  list of {task, member (whether it is one now), now, base, expert: cells, split, metric, data, network}, in
            order of arrival; tasks that were measured, and members that were not
     steps  list of {sequence, verb, task, version, members (for every column whether the task is a member), cells (by
@@ -76,6 +77,7 @@ def evaluation(measured: Measured) -> dict[str, Any]:
     table, told = measured.matrix, measured.figures()
     return {
         "rows": len(measured.rows),
+        "other": sum(row.condition != measured.conditions.get(row.task) for row in measured.rows),
         "tasks": [_task(measured, i) for i in range(len(table.tasks))],
         "steps": [
             {

@@ -91,7 +91,11 @@ def _tiles(found: Facts) -> Html:
     bytes_ = found["deployed"]["bytes"]
     gap = told.get("plasticity_gap")
     transfer = (
-        ("BWT / plasticity gap", f"{words.points(told['backward'])} / {words.points(gap)}", "points")
+        (
+            "BWT / plasticity gap",
+            f"{words.points(told['backward'] if len(told['tasks']) > 1 else None)} / {words.points(gap)}",
+            "points",
+        )
         if gap is not None
         else ("BWT / plasticity gap", words.NOTHING, "experts or versions of arrival were not evaluated")
     )

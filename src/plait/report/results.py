@@ -8,7 +8,7 @@ from typing import Any
 from plait.report import palette, words
 from plait.report.charts import Bar, Panel, Series, bars, lines
 from plait.report.figures import Heat, Spot, heat
-from plait.report.gaps import evaluate
+from plait.report.gaps import evaluate, fill_means, fill_transfer
 from plait.report.markup import Child, Html, tag
 from plait.report.parts import figure, note, section, table
 
@@ -29,7 +29,9 @@ def accuracy(found: Facts) -> Html:
                 fill=evaluate(found),
             ),
         )
-    return section("accuracy", "Accuracy", _undefined(measured), _matrix(measured), _by_task(measured))
+    return section(
+        "accuracy", "Accuracy", _undefined(measured), _other(measured), _matrix(measured), _by_task(measured)
+    )
 
 
 def _undefined(measured: Facts) -> Html | None:
@@ -43,6 +45,17 @@ def _undefined(measured: Facts) -> Html | None:
     if not bad:
         return None
     return note(f"Some models put out NaN on {', '.join(bad)}; these answers count as wrong.")
+
+
+def _other(measured: Facts) -> Html | None:
+    """Measurements that cannot stand beside those that are shown."""
+    count = measured["other"]
+    if not count:
+        return None
+    return note(
+        f"{words.plural(count, 'measurement')} made otherwise (on other data or another split, with another head or "
+        "network) not shown."
+    )
 
 
 def _matrix(measured: Facts) -> Html:
@@ -154,13 +167,15 @@ def stream(found: Facts) -> Html:
         return section(
             "stream",
             title,
-            note("There is no step after which all measured members were evaluated.", fill=evaluate(found)),
+            _lacking("There is no step after which all measured members were evaluated.", fill_means(found)),
         )
     names = [str(s["sequence"]) for s in steps]
     tips = [f"entry {s['sequence']} {s['verb']} {s['task']}" for s in steps]
 
     def series(name: str, cls: str, shape: str, key: str, dashed: bool = False) -> Series:
-        return Series(name, cls, shape, [f[key] for f in told], dashed)
+        return Series(
+            name, cls, shape, [_transfer(f, key) if key == "backward" else f[key] for f in told], dashed
+        )
 
     panels = [
         Panel(
@@ -189,10 +204,10 @@ def stream(found: Facts) -> Html:
         )
         missing = None
     else:
-        missing = note(
+        missing = _lacking(
             "Backward transfer is shown only beside the plasticity gap, which needs the experts and the versions of "
             "each task's arrival; some of these were not evaluated.",
-            fill=evaluate(found),
+            fill_transfer(found),
         )
     return section(
         "stream",
@@ -208,6 +223,16 @@ def stream(found: Facts) -> Html:
     )
 
 
+def _lacking(text: str, fill: str | None) -> Html:
+    return note(text, fill=fill) if fill else note(f"{text} They cannot be had any more.")
+
+
+def _transfer(figures: Facts, key: str) -> float | None:
+    """Backward transfer, which one task alone does not have."""
+    value: float | None = figures[key] if len(figures["tasks"]) > 1 else None
+    return value
+
+
 def _stream_table(steps: Sequence[Facts]) -> Html:
     head = (
         *("after", "members measured", "ACC, %", "by weight, %", "of experts, %", "base, %", "experts, %"),
@@ -221,7 +246,8 @@ def _stream_table(steps: Sequence[Facts]) -> Html:
                 _step(s),
                 str(len(f["tasks"])),
                 *(words.percent(f[key]) for key in ("acc", "weighted", "normalised", "base", "experts")),
-                *(words.points(f[key]) for key in ("backward", "backward_over_t", "plasticity_gap")),
+                *(words.points(_transfer(f, key)) for key in ("backward", "backward_over_t")),
+                words.points(f["plasticity_gap"]),
                 words.percent(f["forgetting"]),
             )
         )

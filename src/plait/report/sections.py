@@ -111,8 +111,9 @@ def _members(members: Sequence[Facts], found: Facts) -> Html:
         *("kept", "accuracy now, %", "trained from"),
     )
     caption = (
-        "Members in order of arrival. Distance: the norm of the task vector over that of the base. Tensors: how many "
-        "it changes. Accuracy on the test split, with its 95 % interval."
+        "Members in order of arrival. Distance: the norm of the task vector over that of the base, over tensors "
+        "of two and more dimensions. Tensors: how many it changes. Accuracy on the test split, with its 95 % "
+        "interval."
     )
     return table(head, rows, caption, "-nnwnnnnn-")
 
@@ -263,7 +264,9 @@ def cost(found: Facts) -> Html:
 def gaps(found: Facts) -> Html:
     rows = found["gaps"]
     if not rows:
-        return section("gaps", "What is missing", tag("p", "Nothing: all that this page shows was recorded."))
+        return section(
+            "gaps", "What is missing", tag("p", "Nothing: all that this page can show was recorded.")
+        )
     cells = [
         (g["about"], g["found"], code(g["fill"]) if g["fill"] else "nothing can, any more") for g in rows
     ]
