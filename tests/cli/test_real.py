@@ -123,6 +123,38 @@ def test_once_gives_the_model_of_the_line(plait: Plait) -> None:
     assert "out16 exists; give another place, or --force" in plait("once", "r16.yaml", "out16").error
 
 
+def test_once_says_what_it_merged_and_what_it_replaced(plait: Plait, world: Path) -> None:
+    """The notes on the merged model, such as elements that became infinite, are told too."""
+    broken = {**expert_tensors(base_tensors(), 1), "classifier.weight": torch.zeros(3, 12)}
+    broken["embeddings.weight"][0, :2] = float("nan")
+    write_folder(world / "b", broken)
+    members = [{"checkpoint": "a"}, {"checkpoint": "b", "task": "bee"}]
+    recipe = {"base": "base", "method": "task_arithmetic", "options": {"scale": 1e9}, "dtype": "float16"}
+    Path("r.yaml").write_text(json.dumps({**recipe, "members": members, "private": ["classifier.*"]}))
+    assert (
+        plait("once", "r.yaml", "out")
+        .err.splitlines()[-1]
+        .startswith("plait: error: bee: embeddings.weight[0, 0]")
+    )
+    done = plait("once", "r.yaml", "out", "--allow-nonfinite")
+    assert "tensors  6 merged, 1 private, 1 buffer, 2 elements with NaN or infinity" in done.out
+    assert "note: bee: 2 elements with NaN or infinity; the base's value was taken there" in done.out
+    assert "elements of the merged model are infinite in its dtype, most of them in" in done.out
+    told(plait, "once r.yaml out --allow-nonfinite --force")
+
+
+@pytest.mark.usefixtures("world")
+def test_one_thing_is_told_in_the_singular(plait: Plait) -> None:
+    told(plait, INIT)
+    assert "1 entry in the ledger" in plait("status", "line").out
+    assert "1 entry, 1 object" in plait("verify", "line").out
+    told(plait, "merge line a")
+    told(plait, "unmerge line a")
+    done = plait("purge", "line", "a", "--yes")
+    assert ", 1 version, " in done.out
+    assert plait("verify", "line").out.splitlines()[1].startswith("  checked   4 entries, ")
+
+
 def test_the_task_is_the_whole_name_of_the_folder(plait: Plait, world: Path) -> None:
     (world / "a").rename(world / "gpt-3.5")
     told(plait, INIT)

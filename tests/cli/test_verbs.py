@@ -250,6 +250,7 @@ def test_once_merges_what_the_recipe_says(plait: Plait, line: Path, tmp_path: Pa
     assert named == {
         "method": "task_arithmetic",
         "weights": [1.0, 2.0],
+        "names": ["a", "bee"],
         "private": ["h.*", "x.*"],
         "dtype": "BF16",
         "seed": 5,

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from plait.report import palette, words
+from plait import words
+from plait.report import palette
 from plait.report.charts import Bar, Panel, Series, bars, columns, lines
 from plait.report.figures import Heat, Spot, heat
 from plait.report.lanes import lanes
@@ -235,6 +236,7 @@ def test_lanes_follow_members() -> None:
             words.options({"scale": 0.3, "trim": None, "sparsify": {"name": "dare", "density": 0.5}}),
             "scale 0.3, sparsify dare (density 0.5)",
         ),
+        (words.safe("a\x1b[2J\u202e"), "a\\x1b[2J\\u202e"),
         (words.short("a" * 64), "a" * 12),
         (words.plural(1, "entry", "entries"), "1 entry"),
     ],

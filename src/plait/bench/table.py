@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from plait.words import plural
+
 HEAD = ("method", "ACC", "normalised", "BWT", "plasticity gap", "forgetting", "CPU s", "kept MB", "peak MB")
 
 
@@ -99,10 +101,9 @@ def title(found: Mapping[str, Any]) -> str:
     """Suite, orders, and the means of base and experts, in one line."""
     sides = [_average(found["rows"][who]) for who in ("base", "experts")]
     seeds = sorted({cell["seed"] for cell in found["cells"]})
-    orders = (
-        f"{len(seeds)} order{'' if len(seeds) == 1 else 's'} ({ranges(seeds)})" if seeds else "no order yet"
-    )
-    return f"{found['suite']}: {len(found['tasks'])} tasks, {orders}, base {sides[0]} %, experts {sides[1]} %"
+    orders = f"{plural(len(seeds), 'order')} ({ranges(seeds)})" if seeds else "no order yet"
+    tasks = plural(len(found["tasks"]), "task")
+    return f"{found['suite']}: {tasks}, {orders}, base {sides[0]} %, experts {sides[1]} %"
 
 
 def _average(row: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from plait.checkpoint.header import open_regular
 from plait.errors import PlaitError
+from plait.words import plural
 
 TAKEN = ("library_name", "pipeline_tag", "license", "license_name", "license_link", "language")
 """Fields of a base's card that a merged model's card takes along."""
@@ -48,7 +49,7 @@ def _front_matter(facts: Mapping[str, Any]) -> str:
 
 def _body(facts: Mapping[str, Any]) -> Iterable[str]:
     members = list(facts.get("members") or ())
-    yield f"# {escape(facts['base'])}, merged with {len(members)} fine-tuned {_plural('model', len(members))}"
+    yield f"# {escape(facts['base'])}, merged with {plural(len(members), 'fine-tuned model')}"
     maker = f"plait {escape(facts['plait'])}" if facts.get("plait") else "plait"
     yield (
         f"This model was made by {maker} from **{escape(facts['base'])}** with the method "
@@ -168,7 +169,3 @@ def escape(value: object) -> str:
     """A value as Markdown text on one line: no markup, no HTML, no end of a table cell."""
     text = "".join(c if c.isprintable() else " " for c in str(value))
     return "".join("&lt;" if c == "<" else f"\\{c}" if c in _MARKS else c for c in text)
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else word + "s"

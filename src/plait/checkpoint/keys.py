@@ -13,6 +13,7 @@ from plait.checkpoint.names import map_names, matcher, suggest
 from plait.checkpoint.ties import is_embedding, is_head, says_tied, twin
 from plait.errors import KeyMismatch
 from plait.types import DTYPES, TensorRef
+from plait.words import plural
 
 if TYPE_CHECKING:
     from plait.checkpoint.layout import Checkpoint
@@ -272,9 +273,9 @@ class _Account:
             patterns = suggest(self.apart, set(fitting))
             options = " ".join(f"--private '{pattern}'" for pattern in patterns[:6])
             hints.append(f"was it fine-tuned from another base? if these belong to its task alone: {options}")
-        count = "1 tensor" if len(lines) == 1 else f"{len(lines)} tensors"
         return KeyMismatch(
-            f"{self.expert.path} does not fit the base in {count}: {shown}; " + "; ".join(hints),
+            f"{self.expert.path} does not fit the base in {plural(len(lines), 'tensor')}: {shown}; "
+            + "; ".join(hints),
             lines,
         )
 
@@ -291,9 +292,8 @@ class _Account:
             if theirs.dtype != self.base.tensors[name].dtype
         )
         for (theirs, ours), count in pairs.items():
-            self.notes.append(
-                f"{count} tensors are {theirs} in the expert and {ours} in the base: merged in {ours}"
-            )
+            number = plural(count, "tensor is", "tensors are")
+            self.notes.append(f"{number} {theirs} in the expert and {ours} in the base: merged in {ours}")
 
 
 def _quantised(ref: TensorRef) -> bool:

@@ -8,9 +8,10 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from plait.cli.output import Answer, one_line, safe, table
+from plait.cli.output import Answer, one_line, table
 from plait.cli.parser import Parser, Verb, positive
 from plait.errors import UsageError
+from plait.words import safe
 
 _OF_RUN = ("methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device")
 ORDERS = "42-46"

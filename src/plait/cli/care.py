@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.cli.opening import add_line, open_line
-from plait.cli.output import Answer, one_line, pairs, safe, short, size
+from plait.cli.output import Answer, one_line, pairs, short
 from plait.cli.parser import Parser, Verb, hours
 from plait.errors import UsageError, VerificationError
+from plait.words import plural, safe, size
 
 
 def _verify_arguments(parser: Parser) -> None:
@@ -33,7 +34,7 @@ def _verify(args: Namespace) -> Answer:
     ]
     if found["ok"]:
         return Answer(result, [f"{safe(args.line)}: no problem found", *pairs(rows)], notice=True)
-    count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+    count = plural(len(problems), "problem")
     lines = [f"{safe(args.line)}: {count}", *(f"  {problem}" for problem in problems), *pairs(rows)]
     words = f"verification found {count}; restore the files from a copy, or go back to an export"
     if not problems:  # every hash is right, and what was asked for could still not be proven
@@ -43,7 +44,12 @@ def _verify(args: Namespace) -> Answer:
 
 def _checked(counted: Mapping[str, int]) -> str:
     """`5 entries, 8 objects, 3 versions, 42.5 kB`."""
-    return ", ".join(size(n) if kind == "bytes" else f"{n} {kind}" for kind, n in counted.items())
+    return ", ".join(size(n) if kind == "bytes" else _number(n, kind) for kind, n in counted.items())
+
+
+def _number(count: int, kind: str) -> str:
+    """So many things of a kind, whose name is given in the plural."""
+    return plural(count, "entry" if kind == "entries" else kind.removesuffix("s"), kind)
 
 
 def _gc_arguments(parser: Parser) -> None:
@@ -69,7 +75,7 @@ def _gc(args: Namespace) -> Answer:
 def _removed(title: str, done: Mapping[str, Any]) -> list[str]:
     """How much went, then one line for each thing."""
     removed: Mapping[str, Sequence[object]] = done["removed"]
-    counts = ", ".join(f"{len(items)} {kind}" for kind, items in removed.items() if items) or "nothing"
+    counts = ", ".join(_number(len(items), kind) for kind, items in removed.items() if items) or "nothing"
     freed = f", {size(done['bytes'])}" if done.get("bytes") else ""
     return [
         f"{title} {counts}{freed}",

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.cli.opening import add_line, open_line
-from plait.cli.output import Answer, one_line, pairs, safe, short, table
+from plait.cli.output import Answer, one_line, pairs, short, table
 from plait.cli.parser import Parser, Verb, positive
 from plait.errors import PlaitError
+from plait.words import safe
 
 ABREAST = 5
 """Tasks side by side in the matrix, so that a row fits on a screen."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 
 from plait.cli.opening import add_line, open_line
-from plait.cli.output import Answer, pairs, safe, short
+from plait.cli.output import Answer, pairs, short
 from plait.cli.parser import Parser, Verb
+from plait.words import safe
 
 
 def _arguments(parser: Parser) -> None:

@@ -7,9 +7,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.output import Answer, number, pairs, safe, short
+from plait.cli.output import Answer, number, pairs, short
 from plait.cli.parser import Parser, Verb, finite, natural, positive
 from plait.errors import RefusedInput, UsageError
+from plait.words import plural, safe
 
 if TYPE_CHECKING:
     from plait.engine import Progress
@@ -103,7 +104,7 @@ def _line_and_version(words: str | None) -> tuple[str | None, str | None]:
 
 
 def _lines(done: Mapping[str, Any]) -> list[str]:
-    data, start, curve = done["data"], done["start"], done["loss"]["values"]
+    data, start, curve, trained = done["data"], done["start"], done["loss"]["values"], done["trained"]
     rows: list[tuple[str, object]] = [
         ("base", f"{safe(done['base']['name'])}, {short(done['base']['digest'])}"),
         (
@@ -111,7 +112,7 @@ def _lines(done: Mapping[str, Any]) -> list[str]:
             _start_words(start) if start["digest"] != done["base"]["digest"] or start["tasks"] else None,
         ),
         ("examples", f"{data['count']} of {data['of']}"),
-        ("trained", f"{done['trained']['tensors']} tensors, {done['trained']['elements']} elements"),
+        ("trained", f"{plural(trained['tensors'], 'tensor')}, {plural(trained['elements'], 'element')}"),
         ("loss", f"{curve[0]:.4g} at first, {curve[-1]:.4g} at last, steps: {done['steps']}"),
         ("digest", short(done["digest"])),
         ("time", f"{done['seconds']:.1f} s"),

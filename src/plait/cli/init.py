@@ -6,9 +6,10 @@ from argparse import Namespace
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from plait.cli.output import Answer, listed, pairs, safe, short
+from plait.cli.output import Answer, listed, pairs, short
 from plait.cli.parser import KEEP, Parser, Verb, natural, positive
 from plait.errors import PlaitError
+from plait.words import safe
 
 
 @dataclass

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.cli.opening import add_line, deployed, open_line
-from plait.cli.output import Answer, listed, number, pairs, safe, short, size, table
+from plait.cli.output import Answer, listed, number, pairs, short, table
 from plait.cli.parser import Parser, Verb
+from plait.words import plural, safe, size
 
 
 def _status(args: Namespace) -> Answer:
@@ -22,7 +23,7 @@ def _status(args: Namespace) -> Answer:
         ("retention", f"{state['retention']}, seed {state['seed']}"),
         ("private", ", ".join(map(safe, state["private"]))),
         ("on disk", f"members {size(bytes_['members'])}, state {size(bytes_['state'])}"),
-        ("changed", f"{state['changed']}, {state['events']} entries in the ledger"),
+        ("changed", f"{state['changed']}, {plural(state['events'], 'entry', 'entries')} in the ledger"),
         *deployed(result),
         ("versions", _versions(state)),
     ]
@@ -130,7 +131,7 @@ def _diff(args: Namespace) -> Answer:
         (f"only in {two}", _names(members["only_b"])),
         ("other weight", _names(members["weight"])),
         ("other checkpoint", _names(members["checkpoint"])),
-        ("tensors", f"{tensors['same']} equal, {len(tensors['differ'])} differ"),
+        ("tensors", f"{tensors['same']} equal, {len(tensors['differ'])} different"),
     ]
     words = "the same bytes" if found["equal"] else "different bytes"
     title = f"{one} ({short(found['a'])}) and {two} ({short(found['b'])}): {words}"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.opening import accounting_words, add_line, deployed, open_line
-from plait.cli.output import Answer, number, one_line, pairs, safe, short
+from plait.cli.output import Answer, number, one_line, pairs, short
 from plait.cli.parser import Parser, Verb, finite
+from plait.words import safe
 
 if TYPE_CHECKING:
     from plait.line import Line

@@ -7,8 +7,9 @@ from dataclasses import asdict, fields
 from inspect import cleandoc
 from typing import Any
 
-from plait.cli.output import Answer, listed, one_line, pairs, safe, table
+from plait.cli.output import Answer, listed, one_line, pairs, table
 from plait.cli.parser import Parser, Verb
+from plait.words import safe
 
 _FACTS = ("summary", "family", "removal", "data", "order", "memory", "cost", "paper")
 

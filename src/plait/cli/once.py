@@ -7,9 +7,11 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.output import Answer, listed, number, one_line, pairs, safe, short
+from plait.cli.opening import accounting_words
+from plait.cli.output import Answer, listed, number, one_line, pairs, short
 from plait.cli.parser import Parser, Verb, natural, positive
 from plait.errors import RefusedInput
+from plait.words import plural, safe
 
 if TYPE_CHECKING:
     from plait.recipe import Recipe
@@ -28,7 +30,9 @@ def _arguments(parser: Parser) -> None:
         "--seed", type=natural, metavar="N", help="seed of sparsifiers; the recipe's, or 0, by default"
     )
     parser.add_argument(
-        "--allow-nonfinite", action="store_true", help="take the base's value for NaN or infinity"
+        "--allow-nonfinite",
+        action="store_true",
+        help="take the base's value for NaN or infinity, and say how often: one more read of all inputs",
     )
     parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
     parser.add_argument("--force", action="store_true", help="replace OUT where it exists")
@@ -53,6 +57,7 @@ def _once(args: Namespace) -> Answer:
         args.out,
         method=recipe.method,
         weights=[member.weight for member in recipe.members],
+        names=[member.task for member in recipe.members],
         private=[*recipe.private, *args.private],
         dtype=recipe.dtype,
         seed=seed,
@@ -69,23 +74,27 @@ def _once(args: Namespace) -> Answer:
 def _answer(args: Namespace, recipe: Recipe, seed: int, done: Mapping[str, Any]) -> Answer:
     """What was made of what, with all remarks."""
     members = [
-        {**member._asdict(), "private": row.get("private", [])}
+        {**member._asdict(), "private": row.get("private", []), "nonfinite": row.get("nonfinite", 0)}
         for member, row in zip(recipe.members, done["members"], strict=True)
     ]
-    notes = list(recipe.notes)
+    notes = [*recipe.notes, *done.get("notes", [])]
     for member, row in zip(recipe.members, done["members"], strict=True):
         notes += [f"{member.task}: {note}" for note in row.get("notes") or []]
+        if row.get("nonfinite"):
+            was = f"{plural(row['nonfinite'], 'element')} with NaN or infinity"
+            notes.append(f"{member.task}: {was}; the base's value was taken there")
     told = {"recipe": str(args.recipe), "base": recipe.base, "seed": seed, "dtype": recipe.dtype}
     result = {**done, **told, "members": members, "notes": notes}
     chosen = listed(done["options"])
     rows: list[tuple[str, object]] = [
         ("method", f"{recipe.method} ({chosen})" if chosen else recipe.method),
         ("members", ", ".join(f"{safe(m.task)} (weight {number(m.weight)})" for m in recipe.members)),
+        ("tensors", accounting_words(done.get("accounting"))),
         ("dtype", recipe.dtype),
         ("digest", short(done["version"])),
         ("time", f"{done['seconds']:.1f} s"),
     ]
-    title = f"merged {len(members)} checkpoint{'' if len(members) == 1 else 's'} into {safe(args.out)}"
+    title = f"merged {plural(len(members), 'checkpoint')} into {safe(args.out)}"
     return Answer(result, [title, *pairs(rows), *(f"  note: {one_line(n)}" for n in notes)], notice=True)
 
 

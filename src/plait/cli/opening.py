@@ -6,8 +6,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.output import number, safe, short
+from plait.cli.output import number, short
 from plait.errors import RefusedInput
+from plait.words import plural, safe
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -37,7 +38,7 @@ def member_words(members: Sequence[Mapping[str, Any]], limit: int = 6) -> str:
         return "no members: the base itself"
     names = [_named(member) for member in members]
     shown = names if len(names) <= limit else ["…", *names[-limit:]]
-    return f"{len(names)} member{'s' if len(names) > 1 else ''}: {', '.join(shown)}"
+    return f"{plural(len(names), 'member')}: {', '.join(shown)}"
 
 
 def _named(member: Mapping[str, Any]) -> str:
@@ -59,5 +60,5 @@ def accounting_words(counted: Mapping[str, Any] | None) -> str:
         return ""
     words = [f"{counted[key]} {key}" for key in ("merged", "private", "frozen", "buffer") if key in counted]
     if counted.get("nonfinite"):
-        words.append(f"{counted['nonfinite']} with NaN or infinity")
+        words.append(f"{plural(counted['nonfinite'], 'element')} with NaN or infinity")
     return ", ".join(words)

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from plait.cli.schema import SCHEMA
+from plait.words import options, safe
 
 
 @dataclass
@@ -24,14 +25,6 @@ class Answer:
     notice: bool = False
     code: int = 0
     error: str = ""
-
-
-def safe(text: object) -> str:
-    """The text with everything that a terminal would obey (control and direction characters) escaped."""
-    word = str(text)
-    if word.isprintable():
-        return word
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in word)
 
 
 def one_line(text: object) -> str:
@@ -51,16 +44,6 @@ def short(digest: object) -> str:
     return safe(digest)[:12] if digest else "-"
 
 
-def size(count: int) -> str:
-    """Bytes in words of at most four digits: 999 B, 1.0 kB, 12.3 GB."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
 def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> list[str]:
     """Labels and values in two columns; rows whose value is None or empty are left out."""
     kept = [(label, safe(value)) for label, value in rows if value is not None and value != ""]
@@ -77,19 +60,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "
     ]
 
 
-def listed(options: Mapping[str, Any]) -> str:
-    """Options of a method on one line: `scale 0.3, trim tensor`."""
-    return ", ".join(f"{key} {_option(value)}" for key, value in options.items() if value is not None)
-
-
-def _option(value: Any) -> str:
-    if isinstance(value, Mapping):
-        inner = listed({k: v for k, v in value.items() if k != "name"})
-        name = safe(value.get("name", ""))
-        return f"{name} ({inner})" if inner else name
-    if isinstance(value, bool):
-        return str(value).lower()
-    return number(value)
+def listed(chosen: Mapping[str, Any]) -> str:
+    """Options of a method on one safe line: `scale 0.3, trim tensor`."""
+    return safe(options(chosen))
 
 
 def to_json(command: str, result: Mapping[str, Any]) -> str:

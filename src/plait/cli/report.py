@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from plait.cli.opening import add_line, deployed, open_line
-from plait.cli.output import Answer, pairs, safe, size
+from plait.cli.output import Answer, pairs
 from plait.cli.parser import Parser, Verb
 from plait.errors import UsageError
+from plait.words import safe, size
 
 
 def _arguments(parser: Parser) -> None:

@@ -139,10 +139,12 @@ SCHEMA: dict[str, dict[str, str]] = {
         "method": "name of the method",
         "options": "all options of the method, defaults included",
         "seed": "seed of the random numbers of sparsifiers",
-        "members": "list of {checkpoint, task, weight, private}",
+        "members": "list of {checkpoint, task, weight, private, nonfinite (elements)}",
         "dtype": "dtype of the output (F32, BF16, F16), or null where it is the base's",
         "version": "root digest of what was written",
         "counts": "what the merge read, computed and wrote",
+        "accounting": "class of every tensor of all checkpoints: {merged, private, buffer, tied, "
+        "nonfinite (elements)}",
         "notes": "list of remarks: how the recipe was read, and on the checkpoints",
         "seconds": "how long it took",
     },

@@ -13,6 +13,7 @@ from plait.engine.source import Incoming, Loaded, Source
 from plait.engine.state import Record, StateReader, StateWriter, blank
 from plait.methods.base import LONG, Answers, Known, MemberFacts, Outlook, State, Survey, TensorMethod, Where
 from plait.tensors import BLOCK, Tensor
+from plait.tensors.bins import owned
 from plait.tensors.exact import Exact, ExactSum, round_once, settle
 from plait.types import TensorRef
 
@@ -129,12 +130,14 @@ class FoldPass:
         begun = self.state is not None and where.name in self.state.names
         state = self.state.load(desk, where) if self.state and begun else blank(self.method, where)
         state = self._fold(desk, base, state, begun)
-        record = self.new_state.save(desk, where, state) if self.new_state is not None else None
+        with owned(where.name):
+            record = self.new_state.save(desk, where, state) if self.new_state is not None else None
         place, lost = self.out.get(where.name), 0
         if self.outlook is not None and place is not None:
-            shift = self.method.merge(base.values, state, where, self.outlook)
-            flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
-            values = settle(base.values, flat, torch_dtype(place.dtype))
+            with owned(where.name):
+                shift = self.method.merge(base.values, state, where, self.outlook)
+                flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
+                values = settle(base.values, flat, torch_dtype(place.dtype))
             lost = overflowed(values, place.dtype, base.hole)
             desk.write(place, where.first, self.source.keep(desk, base, values))
         return record, lost
@@ -178,7 +181,9 @@ class FoldPass:
             if name not in member.refs and (additive or not begun):
                 continue
             begun = True
-            state = self.method.step(state, self.source.part(desk, base, member))
+            part = self.source.part(desk, base, member)
+            with owned(member.task, name):
+                state = self.method.step(state, part)
             for slot, value in state.items():
                 if not isinstance(value, ExactSum) and desk.owns(value):
                     state[slot] = value.clone()

@@ -17,6 +17,7 @@ from plait.checkpoint.output import plan_output
 from plait.errors import PlaitError
 from plait.line.member import Member, refs_of, seed_of
 from plait.types import TensorRef
+from plait.words import plural
 
 if TYPE_CHECKING:
     from plait.engine import Folded, Incoming, Settings, Sums
@@ -200,9 +201,10 @@ def overflow(found: Mapping[str, int]) -> tuple[str, ...]:
     if not found:
         return ()
     name = max(found, key=lambda n: found[n])
+    most = f", most of them in {name}" if len(found) > 1 else f", in {name}"
     return (
-        f"{sum(found.values())} elements of the merged model are infinite in its dtype, most of them in {name}; "
-        "lower scale or weights",
+        f"{plural(sum(found.values()), 'element of the merged model is', 'elements of the merged model are')} "
+        f"infinite in its dtype{most}; lower scale or weights",
     )
 
 

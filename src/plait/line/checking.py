@@ -53,7 +53,8 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
         wrong = sorted(n for n, d in built.tensors.items() if d != recorded.get(n))
         problems.append(
             f"replay: the members give version {built.digest[:12]}, the ledger says {head['version'][:12]}; "
-            f"{len(wrong)} tensors differ, such as {wrong[0] if wrong else '(none)'}"
+            f"{'1 tensor differs' if len(wrong) == 1 else f'{len(wrong)} tensors differ'}"
+            f"{f', such as {wrong[0]}' if wrong else ''}"
         )
     elif built.state is not None:
         problems += _same_state(built.state, head["state"] or {})

@@ -13,6 +13,7 @@ from plait.checkpoint.keys import Accounting, account
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.errors import NonFinite, RefusedInput, UsageError
 from plait.types import TASK_NAME, TensorRef, is_task_name
+from plait.words import plural
 
 if TYPE_CHECKING:
     from plait.engine import Intake
@@ -150,7 +151,11 @@ def refuse_nonfinite(owner: str, found: Sequence[tuple[str, tuple[int, ...]]]) -
     if not found:
         return
     name, index = found[0]
-    more = f" (and {len(found) - 1} more tensors hold such)" if len(found) > 1 else ""
+    more = (
+        f" (and {plural(len(found) - 1, 'more tensor holds', 'more tensors hold')} such)"
+        if len(found) > 1
+        else ""
+    )
     raise NonFinite(
         f"{owner}: {name}[{', '.join(map(str, index))}] is NaN or infinite{more}, finite numbers are needed; "
         "repair the checkpoint, or use --allow-nonfinite to take the base's value there"
@@ -161,7 +166,10 @@ def _refuse_distant(task: str, looked: Intake, untouched: frozenset[str]) -> Non
     if looked.norm == 0 or looked.distance <= looked.norm:
         return
     differ = sorted(untouched & looked.changed)
-    hint = f"; {len(differ)} tensors that no member has changed differ, such as {differ[0]}" if differ else ""
+    count = plural(
+        len(differ), "tensor that no member has changed differs", "tensors that no member has changed differ"
+    )
+    hint = f"; {count}, such as {differ[0]}" if differ else ""
     raise RefusedInput(
         f"{task}: its task vector is {looked.distance / looked.norm:.2f} times as long as the base itself{hint}; "
         "expected a checkpoint fine-tuned from this base: check its origin, or use --allow-distant to merge it "

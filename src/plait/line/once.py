@@ -85,6 +85,7 @@ def merge_files(
     method: str = "average",
     weights: Sequence[float] | None = None,
     *,
+    names: Sequence[str] | None = None,
     private: Sequence[str] | str = (),
     dtype: str | None = None,
     seed: int = 0,
@@ -101,9 +102,12 @@ def merge_files(
 
     base, experts: bare safetensors files or Hugging Face folders. `out` gets the base's layout: a folder, or one
     file where the base is a bare file.
+    names: what messages call the experts, one each; the last parts of their paths by default.
     private: patterns of tensors that are left out of the merge (the base's are copied where it has them).
     dtype: of the output ("F32", "BF16", "F16", "F64"); the base's by default. seed: for sparsifiers.
     chunk: elements of a piece of work, a multiple of 65536; changes no byte. workers: threads, likewise.
+    allow_nonfinite: take the base's value where an expert holds NaN or infinity, and say how often (one more read of
+    all inputs).
     digest: also hash the output (one more read of it). Returns what was done, as plain values.
     """
     chosen = make(method, options)
@@ -118,13 +122,14 @@ def merge_files(
     opened = open_checkpoint(base, allow_pickle=allow_pickle)
     others = [open_checkpoint(path, allow_pickle=allow_pickle) for path in experts]
     found = [account(opened, other, patterns(private)) for other in others]
-    job = _Job(chosen, opened, others, found, shares, patterns(private), seed)
+    settings = engine_settings(workers, chunk, allow_nonfinite)
+    called = _called(names, experts)
+    job = _Job(chosen, opened, others, found, shares, called, patterns(private), seed)
+    replaced = [_nonfinite(opened, one, settings) if allow_nonfinite else 0 for one in found]
     staged = staging(target, "once")
     staged.mkdir()
     try:
-        folded, root = job.run(
-            staged, dtype, engine_settings(workers, chunk, allow_nonfinite), digest, progress
-        )
+        folded, root = job.run(staged, dtype, settings, digest, progress)
         _place(opened, staged, target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -133,9 +138,16 @@ def merge_files(
         "method": method,
         "options": chosen.options(),
         "members": [
-            {"source": str(p), "weight": w, "private": sorted(f.private), "notes": list(f.notes)}
-            for p, w, f in zip(experts, shares, found, strict=True)
+            {
+                "source": str(p),
+                "weight": w,
+                "private": sorted(f.private),
+                "nonfinite": n,
+                "notes": list(f.notes),
+            }
+            for p, w, f, n in zip(experts, shares, found, replaced, strict=True)
         ],
+        "accounting": _accounting(found, replaced),
         "counts": dict(folded.counts),
         "notes": list(overflow(folded.overflowed)),
         "version": root,
@@ -152,6 +164,7 @@ class _Job:
     others: Sequence[Checkpoint]
     found: Sequence[Accounting]
     weights: Sequence[float]
+    names: Sequence[str]
     private: Sequence[str]
     seed: int
 
@@ -194,12 +207,12 @@ class _Job:
         draws = self.method.draws()  # only then is the digest needed: it costs one more read of every input
         return [
             engine.Incoming(
-                task=f"{i:04d}",
+                task=name,
                 weight=weight,
                 refs=dict(found.merge),
                 seed=seed_of(self.seed, identity(found)) if draws else b"",
             )
-            for i, (weight, found) in enumerate(zip(self.weights, self.found, strict=True))
+            for name, weight, found in zip(self.names, self.weights, self.found, strict=True)
         ]
 
     def facts(self, root: str | None) -> dict[str, Any]:
@@ -216,6 +229,36 @@ class _Job:
             ],
             "digest": root,
         }
+
+
+def _nonfinite(base: Checkpoint, found: Accounting, settings: Settings) -> int:
+    """How many elements of an expert's merged tensors are NaN or infinite."""
+    from plait import engine
+
+    refs = {n: r for n, r in found.merge.items() if r.numel}
+    return engine.intake({n: base.tensors[n] for n in refs}, refs, settings).elements_nonfinite
+
+
+def _accounting(found: Sequence[Accounting], replaced: Sequence[int]) -> dict[str, int]:
+    """How many tensors there are of each class over all experts, and how many elements are not finite."""
+    return {
+        "merged": len({n for one in found for n in one.merge}),
+        "private": len({n for one in found for n in one.private}),
+        "buffer": len({n for one in found for n in one.buffers}),
+        "tied": len({n for one in found for n in one.tied}),
+        "nonfinite": sum(replaced),
+    }
+
+
+def _called(names: Sequence[str] | None, experts: Sequence[str | Path]) -> list[str]:
+    """A name for each expert, none twice."""
+    if names is None:
+        names = [Path(path).resolve().name for path in experts]
+    if len(names) != len(experts):
+        raise UsageError(f"{len(names)} names were given for {len(experts)} experts; one each is needed")
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"expert {i} ({name})" for i, name in enumerate(names)]
 
 
 def _place(base: Checkpoint, staged: Path, target: Path) -> None:

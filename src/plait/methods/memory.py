@@ -32,6 +32,7 @@ from plait.methods.base import (
 )
 from plait.methods.finite import filled, require_finite, zeroed
 from plait.tensors import BLOCK, Tensor, torch
+from plait.tensors.bins import owned
 from plait.tensors.exact import ExactSum, round_once, settle
 from plait.types import DTYPES
 
@@ -80,9 +81,10 @@ def apply(
 
 @dataclass
 class Entry:
-    """A member on the table. `changed`: the names of the mergeable tensors in which it differs from the
-    base."""
+    """A member on the table. `name`: what refusals call it. `changed`: the names of the mergeable tensors in which
+    it differs from the base."""
 
+    name: str
     expert: Mapping[str, Tensor]
     weight: float
     seed: bytes
@@ -125,15 +127,16 @@ class Table:
         """Take a member in, at the end of the list."""
         weight = check_weight(weight)
         held = _at_hand(expert)
-        check_names(self._given, held, f"expert {len(self.members)}")
+        name = f"expert {len(self.members)}"
+        check_names(self._given, held, name)
         if not self.allow_nonfinite:
-            require_finite(f"expert {len(self.members)}", held, self.places)
+            require_finite(name, held, self.places)
         if seed is None:
             seed = content(held) if self.method.draws() else b""
         changed = frozenset(n for n in self.places if not same_bytes(self._given[n], held[n]))
         if self.allow_nonfinite:
             held = filled(held, self.base, self.places, self._holes)
-        entry = Entry(held, weight, seed, changed, {})
+        entry = Entry(name, held, weight, seed, changed, {})
         with one_thread():
             entry.known = self._prepare(entry)
             self.members.append(entry)
@@ -197,7 +200,10 @@ class Table:
                 continue
             if name not in self._states:
                 self._states[name] = [(w, self._blank(w)) for w in self._cut(self.places[name])]
-            self._states[name] = [(w, act(state, self._part(entry, w))) for w, state in self._states[name]]
+            with owned(entry.name, name):
+                self._states[name] = [
+                    (w, act(state, self._part(entry, w))) for w, state in self._states[name]
+                ]
 
     def _blank(self, where: Where) -> State:
         slots = self.method.slots(where.shape, where.dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.report import palette, words
+from plait import words
+from plait.report import palette
 from plait.report.figures import Heat, Spot, heat
 from plait.report.markup import Html, tag
 from plait.report.parts import figure, note, section, table

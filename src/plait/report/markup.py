@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape as _escape
 
+from plait.words import safe
+
 VOID = frozenset(("meta", "br", "hr", "col", "rect", "line", "circle", "path", "polyline", "polygon"))
 """Elements without content that are used here; those of SVG are closed with a slash."""
 
@@ -25,17 +27,9 @@ Child = object
 """Html goes in as it is; None and False are left out; an iterable is its items; all else is text."""
 
 
-def plain(value: object) -> str:
-    """The value as text in which control and direction characters are visible escapes."""
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 def escape(value: object) -> Html:
     """Text as markup that shows it."""
-    return Html(_escape(plain(value), quote=True))
+    return Html(_escape(safe(value), quote=True))
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Html:

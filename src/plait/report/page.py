@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.report import directions, removals, results, sections, words
+from plait import words
+from plait.report import directions, removals, results, sections
 from plait.report.markup import Child, Html, escape, tag
 from plait.report.parts import code
 from plait.report.style import style

@@ -60,6 +60,6 @@ def code(words: object) -> Html:
 
 def digest(value: object) -> Html:
     """A digest by its first characters, whole as a tooltip."""
-    from plait.report.words import short
+    from plait.words import short
 
     return tag("code", short(value), title=str(value) if value else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plait.report import words
+from plait import words
 from plait.report.charts import Change, changes
 from plait.report.gaps import evaluate
 from plait.report.markup import Child, Html, tag

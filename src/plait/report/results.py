@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plait.report import palette, words
+from plait import words
+from plait.report import palette
 from plait.report.charts import Bar, Panel, Series, bars, lines
 from plait.report.figures import Heat, Spot, heat
 from plait.report.gaps import evaluate, fill_means, fill_transfer

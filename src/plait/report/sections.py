@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
 
-from plait.report import words
+from plait import words
 from plait.report.charts import columns
 from plait.report.lanes import lanes
 from plait.report.markup import Child, Html, tag

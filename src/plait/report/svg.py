@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import floor, log10
 from unicodedata import east_asian_width
 
-from plait.report.markup import Child, Html, plain, tag
+from plait.report.markup import Child, Html, tag
+from plait.words import safe
 
 SIZE = 12.0
 """Font size of labels; small ones are 11."""
@@ -17,12 +18,12 @@ WIDE = 0.61
 
 def width_of(label: str, size: float = SIZE) -> float:
     """About how wide a text is."""
-    return size * sum(1.05 if east_asian_width(c) in "WF" else WIDE for c in plain(label))
+    return size * sum(1.05 if east_asian_width(c) in "WF" else WIDE for c in safe(label))
 
 
 def fit(label: str, width: float, size: float = SIZE) -> str:
     """The text, or its start and end around an ellipsis where it is wider than `width`."""
-    text = plain(label)
+    text = safe(label)
     if width_of(text, size) <= width:
         return text
     room = max(3, int(width / (size * WIDE)) - 1)
@@ -67,7 +68,7 @@ def label(x: float, y: float, words: str, width: float, *, anchor: str = "start"
     """Text cut to a width, with the whole of it as a tooltip where it was cut."""
     shown = fit(words, width)
     drawn = text(x, y, shown, anchor=anchor, cls=cls)
-    return tag("g", tag("title", words), drawn) if shown != plain(words) else drawn
+    return tag("g", tag("title", words), drawn) if shown != safe(words) else drawn
 
 
 def line(x1: float, y1: float, x2: float, y2: float, cls: str) -> Html:

@@ -8,6 +8,7 @@ must stay below 2^53. Working sums may hold larger digits; `carry` brings them t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from plait.errors import RefusedInput
 from plait.tensors import Tensor, torch
@@ -69,6 +70,15 @@ def refuse(largest: float) -> RefusedInput:
         f"an element of a sum of task vectors reaches {largest:.3g}, exact sums need magnitudes below 2^52; "
         "look for overflow in the expert, or keep the tensor out with --private"
     )
+
+
+@contextmanager
+def owned(*names: str) -> Iterator[None]:
+    """A refusal inside says whose numbers it means: `names`, a member and a tensor perhaps, stand before it."""
+    try:
+        yield
+    except RefusedInput as refusal:
+        raise type(refusal)(": ".join((*names, str(refusal)))) from refusal
 
 
 def last_bit(x: Tensor, quantum: int) -> int:

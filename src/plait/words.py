@@ -14,6 +14,14 @@ def short(digest: object) -> str:
     return text if text.startswith("checkpoint of") else text[:12]
 
 
+def safe(text: object) -> str:
+    """The text with everything that a terminal or a page would obey (control and direction characters) escaped."""
+    word = str(text)
+    if word.isprintable():
+        return word
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in word)
+
+
 def size(count: float | None) -> str:
     """Bytes in words of at most four digits: 999 B, 1.0 kB, 12.3 GB."""
     if count is None:
