@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.errors import RefusedInput
 from plait.evaluation.bootstrap import interval
 from plait.evaluation.rows import Row, Rows, pack
 from plait.line import subjects
 from plait.line.build import Setting, software
+from plait.line.networks import Networks
 from plait.line.planning import Cell, How, Plan, skipped, stored
 from plait.line.subjects import Gone, Subject
-from plait.problem.base import Head, Network, Weights
+from plait.problem.base import Head, Weights
 from plait.store import Store
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from plait.engine import Progress
     from plait.evaluation.measure import Measured
-    from plait.types import TensorRef
 
 
 class Run:
@@ -32,7 +30,7 @@ class Run:
     def __init__(self, store: Store, setting: Setting, how: How, plan: Plan) -> None:
         self.store, self.setting, self.how, self.plan = store, setting, how, plan
         self.rows = Rows(store)
-        self.networks: dict[tuple[str, str], Network] = {}
+        self.networks = Networks(setting, how.network, how.device, how.dtype)
         self.heads: dict[tuple[str, str], Head] = {}
         self.software = software()
         self.done: list[Row] = []
@@ -44,7 +42,7 @@ class Run:
             progress.begin("evaluating", len(self.plan.missing))
         try:
             for cell in self.plan.missing:
-                self._network(cell)
+                self.networks.of(cell.task, cell.head_of)
             base = self._base()
             self._make_heads(base)
             first, *others = self.plan.subjects
@@ -64,7 +62,7 @@ class Run:
         try:
             if weights is None:
                 with subjects.tensors(self.setting, subject) as refs:
-                    weights = self._load(refs)
+                    weights = self.networks.load(refs)
         except Gone as error:
             self.plan.skipped += [skipped(subject, cell.task.name, error) for cell in cells]
             return
@@ -78,11 +76,10 @@ class Run:
         from plait.evaluation.measure import measure
 
         examples = cell.task.examples(self.how.split)
-        network = self._network(cell)
+        network = self.networks.of(cell.task, cell.head_of)
         try:
-            found = measure(
-                self.heads[cell.place], network, self._with_head(cell, weights), examples, self.how.batch
-            )
+            ready = self.networks.with_private(cell.task, cell.head_of, weights)
+            found = measure(self.heads[cell.place], network, ready, examples, self.how.batch)
         except RefusedInput as error:
             words = str(error)
             named = words if cell.task.name in words else f"{cell.task.name}: {words}"
@@ -116,41 +113,7 @@ class Run:
 
     def _base(self) -> dict[str, Tensor]:
         with subjects.tensors(self.setting, self.plan.subjects[0]) as refs:
-            return self._load(refs)
-
-    def _load(self, refs: Mapping[str, TensorRef]) -> dict[str, Tensor]:
-        dtypes = {network.dtype for network in self.networks.values()}
-        return subjects.load(refs, self.how.device, dtypes.pop() if len(dtypes) == 1 else None)
-
-    def _with_head(self, cell: Cell, weights: Weights) -> Weights:
-        """The weights with the private tensors of the cell's member, by the names that its network knows."""
-        if cell.head_of is None:
-            return weights
-        whole = {**weights, **self._load(subjects.private(self.setting, cell.head_of))}
-        if self._own_network(cell) is None or self.how.network is not None:
-            return whole
-        names = subjects.own_names(self.store, cell.head_of)
-        return {names.get(name, name): tensor for name, tensor in whole.items()}
-
-    @staticmethod
-    def _own_network(cell: Cell) -> Mapping[str, Any] | None:
-        """The member whose checkpoint describes the network: only a head that is the network's own needs that."""
-        return cell.head_of if cell.task.head.kind == "model" else None
-
-    def _network(self, cell: Cell) -> Network:
-        """One network for each kind of task; for a head that is the network's own, one for each checkpoint."""
-        from plait.problem.network import open_network
-
-        own = self._own_network(cell)
-        place = (cell.task.kind, own["digest"] if own else "")
-        if place not in self.networks:
-            options: dict[str, Any] = {"device": self.how.device, "dtype": self.how.dtype}
-            with subjects.folder(self.setting, own) as folder:
-                if self.how.network is None and cell.task.kind != "python":
-                    _described(self.store, folder)
-                where = self.how.network or folder
-                self.networks[place] = open_network(where, cell.task.kind, folder=folder, **options)
-        return self.networks[place]
+            return self.networks.load(refs)
 
     def _make_heads(self, base: Weights) -> None:
         from plait.problem.heads import make_head
@@ -158,12 +121,13 @@ class Run:
         for cell in self.plan.missing:
             if cell.place in self.heads:
                 continue
-            weights = self._with_head(cell, base) if stored(cell.task) else base
+            held = cell.head_of if stored(cell.task) else None
+            weights = self.networks.with_private(cell.task, held, base)
             why = _headless(cell, weights)
             if why is not None:
                 self.plan.skipped.append(skipped(cell.subject, cell.task.name, why))
                 continue
-            self.heads[cell.place] = make_head(cell.task, self._network(cell), weights)
+            self.heads[cell.place] = make_head(cell.task, self.networks.of(cell.task, cell.head_of), weights)
 
 
 def _headless(cell: Cell, weights: Weights) -> str | None:
@@ -177,16 +141,6 @@ def _headless(cell: Cell, weights: Weights) -> str | None:
     if cell.member is None:
         return f"its head is {lacking} of a checkpoint, and no checkpoint of this task was merged"
     return f"its head tensor {lacking} is not in the checkpoint of {cell.member}"
-
-
-def _described(store: Store, folder: Path) -> None:
-    """RefusedInput where no config.json says what network the base is: in a line none can be added later."""
-    if not (folder / "config.json").is_file():
-        raise RefusedInput(
-            f"base {store.settings['base']['name']}: the line has no config.json of it, which says what network it "
-            "is; start the line again from a folder with a config.json, or name the network with "
-            "--network python:module:function"
-        )
 
 
 def _progress() -> Progress:

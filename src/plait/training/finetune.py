@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint import Checkpoint
 from plait.errors import NonFinite, RefusedInput, UsageError
+from plait.line.surroundings import steady, versions
 from plait.problem.base import Examples, Head, Network, Task
 from plait.tensors import Tensor, torch
 from plait.training.choice import chosen
 from plait.training.recipe import Recipe
 from plait.training.start import Start, find_start
-from plait.training.surroundings import steady, versions
 from plait.training.writing import check_place, write_expert
 from plait.types import DTYPES
 
