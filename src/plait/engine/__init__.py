@@ -11,6 +11,7 @@ from plait.engine.move import Intake, copy, intake
 from plait.engine.plan import Settings
 from plait.engine.progress import Progress, Silent
 from plait.engine.source import Incoming
+from plait.engine.state import size_of
 
 __all__ = [
     "Folded",
@@ -26,4 +27,5 @@ __all__ = [
     "holds",
     "intake",
     "run_model",
+    "size_of",
 ]

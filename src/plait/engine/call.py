@@ -15,6 +15,7 @@ from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.source import Incoming, Source
 from plait.engine.state import DENSE, SPARSE
 from plait.methods.base import Known, MemberFacts, TensorMethod
+from plait.methods.sides import check_sides
 from plait.tensors import compiled, torch
 from plait.types import TensorRef
 
@@ -94,7 +95,10 @@ def check(
                 raise ValueError(f"{member.task}: {name} {ref.shape} does not fit the base")
             if not (ref.mergeable and base[name].mergeable):
                 raise ValueError(f"{member.task}: {name} is {ref.dtype} and cannot be merged")
+    merged = [whole(ref, name) for name, ref in base.items() if ref.mergeable]
     for member in (*enter, *leave):
+        held = {key: (ref.dtype, ref.shape) for key, ref in member.side.items()}
+        check_sides(method, member.task, merged, held)
         if method.draws() and not member.seed:
             raise ValueError(f"{member.task}: method {method.name} draws random numbers and needs a seed")
     if leave and method.facts.family != "additive":
@@ -121,10 +125,13 @@ def fingerprint(
 
     def row(member: Incoming) -> list[Any]:
         refs = _refs(member.refs, placed=not member.identity)
-        return [member.task, member.weight, member.identity, refs, member.known, member.seed.hex()]
+        side = [member.side_identity, _refs(member.side, placed=not member.side_identity)]
+        return [member.task, member.weight, member.identity, refs, member.known, member.seed.hex(), side]
 
     groups = (merge.members, merge.enter, merge.leave)
-    files = {ref.file for group in groups for m in group if not m.identity for ref in m.refs.values()}
+    members = [m for group in groups for m in group]
+    files = {ref.file for m in members if not m.identity for ref in m.refs.values()}
+    files |= {ref.file for m in members if not m.side_identity for ref in m.side.values()}
     if not identities.base:
         files |= {ref.file for ref in merge.base.values()}
     if state is not None and not identities.state:

@@ -133,7 +133,7 @@ def _fold(merge: Merge, state: Path | None, new_state: Path | None) -> set[str]:
     reader = StateReader(state, merge.method) if state is not None else None
     touched = set(reader.names) if reader is not None else set()
     for member in (*merge.enter, *merge.leave):
-        touched |= {name for name, ref in member.refs.items() if ref.numel}
+        touched |= member.touched
     only = len(facts) == 1 and merge.method.reduces(facts)
     computes = bool(merge.out) and bool(facts) and not only
     concludes = computes and merge.method.concludes()
@@ -217,7 +217,7 @@ def _state_pass(
     total = sum(
         merge.base[n].nbytes + (merge.out[n].nbytes if outlook and n in merge.out else 0) for n in touched
     )
-    total += sum(m.refs[n].nbytes for m in (*merge.enter, *merge.leave) for n in m.refs)
+    total += sum(m.nbytes for m in (*merge.enter, *merge.leave))
     total += (reader.nbytes if reader else 0) + (writer.nbytes if writer else 0)
     made = _write(merge, "fold", plan, task, total, folder if settled is not None else None)
     if settled is not None:

@@ -172,16 +172,17 @@ class FoldPass:
         """The state with members taken out and put in. A member that does not change the tensor adds nothing
         to a sum; for another method it takes a step with a task vector of 0, once the tensor has a state."""
         additive = self.method.facts.family == "additive"
-        name = base.where.name
+        where = base.where
+        name, sides = where.name, self.method.sides(where.shape, where.name, where.dtype)
         for member in self.leave:
-            if name in member.refs:
-                part = self.source.part(desk, base, member)
+            if member.has(name, sides):
+                part = self.source.part(desk, base, member, sides)
                 state = self.method.undo(state, part)  # type: ignore[attr-defined]
         for member in self.enter:
-            if name not in member.refs and (additive or not begun):
+            if not member.has(name, sides) and (additive or not begun):
                 continue
             begun = True
-            part = self.source.part(desk, base, member)
+            part = self.source.part(desk, base, member, sides)
             with owned(member.task, name):
                 state = self.method.step(state, part)
             for slot, value in state.items():

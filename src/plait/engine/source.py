@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from plait.engine.desk import Desk, refuse_nonfinite
@@ -19,7 +19,8 @@ class Incoming:
     refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known:
     what the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
     identity: the member's digest; where given, it stands for the bytes in the files when an interrupted merge
-    goes on, so that these may be moved or written again.
+    goes on, so that these may be moved or written again. side: what the method's `sides` asks for, by
+    "side/tensor"; F32 or F64, finite. side_identity: the digest of these, for the same use.
     """
 
     task: str
@@ -28,6 +29,22 @@ class Incoming:
     known: Known | None = None
     seed: bytes = b""
     identity: str = ""
+    side: Mapping[str, TensorRef] = field(default_factory=dict)
+    side_identity: str = ""
+
+    @property
+    def touched(self) -> set[str]:
+        """The tensors with elements in which it takes part."""
+        mine = {name for name, ref in self.refs.items() if ref.numel}
+        return mine | {key.split("/", 1)[1] for key, ref in self.side.items() if ref.numel}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ref.nbytes for ref in (*self.refs.values(), *self.side.values()))
+
+    def has(self, name: str, sides: Iterable[str]) -> bool:
+        """Whether it takes part in a tensor, which has these sides."""
+        return name in self.refs or any(f"{side}/{name}" in self.side for side in sides)
 
 
 @dataclass(frozen=True)
@@ -65,8 +82,9 @@ class Source:
         values.masked_fill_(hole, 0.0)
         return Loaded(where, values, scan(values), hole)
 
-    def part(self, desk: Desk, piece: Loaded, member: Incoming) -> Part:
-        """The same piece of a member; of the base itself where the member does not change the tensor."""
+    def part(self, desk: Desk, piece: Loaded, member: Incoming, sides: Iterable[str] = ()) -> Part:
+        """The same piece of a member; of the base itself where the member does not change the tensor. sides: the
+        names of those to be read with it."""
         expert, seen = piece.values, piece.scan
         ref = member.refs.get(piece.where.name)
         if ref is not None:
@@ -78,7 +96,22 @@ class Source:
                 expert = self._filled(expert, piece, ref, member, seen)
                 seen = scan(expert)
         scans = (seen, piece.scan)
-        return Part(piece.where, piece.values, expert, member.weight, member.known or {}, member.seed, scans)
+        name = piece.where.name
+        side = {s: self._side(desk, piece.where, member, s) for s in sides if f"{s}/{name}" in member.side}
+        return Part(
+            piece.where, piece.values, expert, member.weight, member.known or {}, member.seed, scans, side
+        )
+
+    def _side(self, desk: Desk, where: Where, member: Incoming, side: str) -> Tensor:
+        """A side of a piece, in memory of its own; NonFinite where it is not finite."""
+        ref = member.side[f"{side}/{where.name}"]
+        if ref.shape == where.shape:
+            values, first = desk.read(ref, where.first, where.count, f"side/{side}"), where.first
+        else:
+            values, first = desk.read(ref, 0, ref.numel, f"side/{side}").view(ref.shape), 0
+        if not bool(torch.isfinite(values).all()):
+            refuse_nonfinite(values.reshape(-1), ref, first, f"{member.task}: {side}")
+        return values.clone()
 
     def keep(self, desk: Desk, piece: Loaded, merged: Tensor) -> Tensor:
         """The merged piece, with what the base has where it is NaN or infinite. Overwrites the loaded

@@ -2,7 +2,8 @@
 
 dense   `slot/bin/tensor`   one fp64 array for each dense bin of an exact slot, or `slot/value/tensor`, the
 array of
-                            a plain slot; flat, in the order of (tensor, slot, bin)
+                            a plain slot; flat, as long as the tensor or as the slot says, in the order of (tensor,
+                            slot, bin)
 sparse  `slot/bin/index/tensor` and `slot/bin/value/tensor`: what lies in the other bins of exact slots, and
 the
                             signs of zero (bin `z`); int64 flat indices in rising order, fp64 values, never 0
@@ -26,7 +27,7 @@ from plait.checkpoint.format import FileWriter, fsync_folder, read_header
 from plait.engine.desk import Desk, torch_dtype
 from plait.engine.journal import Sums, Wrote
 from plait.errors import VerificationError
-from plait.methods.base import Slot, State, TensorMethod, Where
+from plait.methods.base import Method, Slot, State, TensorMethod, Where
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import ExactSum, dense_bins
 from plait.types import DTYPES, TensorRef
@@ -43,12 +44,35 @@ Record = list[Any]
 def blank(method: TensorMethod, where: Where) -> State:
     """The state of a piece before the first member: nothing but zeros."""
     state: State = {}
-    for name, slot in method.slots(where.shape, where.dtype).items():
+    for name, slot in method.layout(where.shape, where.dtype, where.name).items():
+        count = _extent(slot, where).count
         if slot.kind in ("exact", "narrow"):
-            state[name] = ExactSum(where.count, where.dtype, slot.kind == "narrow")
+            state[name] = ExactSum(count, slot.digits or where.dtype, slot.kind == "narrow")
         else:
-            state[name] = torch.zeros(where.count, dtype=torch_dtype(_plain_dtype(slot, where.dtype)))
+            state[name] = torch.zeros(count, dtype=torch_dtype(_plain_dtype(slot, where.dtype)))
     return state
+
+
+def size_of(method: Method, tensors: Mapping[str, TensorRef]) -> int:
+    """Bytes that the state of a line has once every one of these tensors is changed by some member; told from names,
+    shapes and dtypes alone, before the first merge. Of the mergeable ones; numbers that lie outside the dense digits
+    of an exact sum come on top, usually few."""
+    merged = {name: ref for name, ref in tensors.items() if ref.mergeable and ref.numel}
+    if not isinstance(method, TensorMethod):  # it keeps the merged model
+        return sum(ref.numel * (8 if ref.dtype == "F64" else 4) for ref in merged.values())
+    places = [Where(name, ref.shape, ref.dtype, 0, ref.numel) for name, ref in merged.items()]
+    return sum(
+        DTYPES[dtype].size * count for place in places for _, _, dtype, count in _arrays(method, place)
+    )
+
+
+def _extent(slot: Slot, where: Where) -> Where:
+    """The place of a piece in an array of the state: the array is as long as the tensor, or has its own length."""
+    if slot.length is None:
+        return where
+    if where.first or where.count != _count(where):
+        raise ValueError(f"{where.name}: a slot with a length of its own needs grain matrix")
+    return Where(where.name, (slot.length,), where.dtype, 0, slot.length)
 
 
 def _plain_dtype(slot: Slot, base: str) -> str:
@@ -60,15 +84,16 @@ def _plain_dtype(slot: Slot, base: str) -> str:
     raise ValueError(f"slot kind {slot.kind!r} is not exact, narrow, base or the name of a torch dtype")
 
 
-def _arrays(method: TensorMethod, where: Where) -> list[tuple[str, str, str]]:
-    """(slot, bin, dtype) of every dense array of a tensor."""
+def _arrays(method: TensorMethod, where: Where) -> list[tuple[str, str, str, int]]:
+    """(slot, bin, dtype, length) of every dense array of a tensor."""
     arrays = []
-    for name, slot in sorted(method.slots(where.shape, where.dtype).items()):
+    for name, slot in sorted(method.layout(where.shape, where.dtype, where.name).items()):
+        count = _extent(slot, where).count
         if slot.kind in ("exact", "narrow"):
-            bins = dense_bins(where.dtype, slot.kind == "narrow")
-            arrays += [(name, str(b), "F64") for b in sorted(bins, reverse=True)]
+            bins = dense_bins(slot.digits or where.dtype, slot.kind == "narrow")
+            arrays += [(name, str(b), "F64", count) for b in sorted(bins, reverse=True)]
         else:
-            arrays.append((name, "value", _plain_dtype(slot, where.dtype)))
+            arrays.append((name, "value", _plain_dtype(slot, where.dtype), count))
     return arrays
 
 
@@ -98,18 +123,19 @@ class StateReader:
     def load(self, desk: Desk, where: Where) -> State:
         """The state of a piece of a tensor that has one. Holds until the desk loads the next one."""
         state: State = {}
-        for name, slot in self._method.slots(where.shape, where.dtype).items():
+        for name, slot in self._method.layout(where.shape, where.dtype, where.name).items():
+            part = _extent(slot, where)
             if slot.kind not in ("exact", "narrow"):
-                state[name] = self._read(desk, f"{name}/value", where)
+                state[name] = self._read(desk, f"{name}/value", part)
                 continue
-            narrow = slot.kind == "narrow"
-            dense = {b: self._read(desk, f"{name}/{b}", where) for b in dense_bins(where.dtype, narrow)}
+            narrow, digits = slot.kind == "narrow", slot.digits or where.dtype
+            dense = {b: self._read(desk, f"{name}/{b}", part) for b in dense_bins(digits, narrow)}
             sparse: dict[Any, tuple[Tensor, Tensor]] = {}
             for bin_, index, value in self._sparse.get((where.name, name), ()):
-                entries = _cut(desk, index, value, where)
+                entries = _cut(desk, index, value, part)
                 if entries is not None:
                     sparse[bin_ if bin_ == "z" else int(bin_)] = entries
-            state[name] = ExactSum.unpack(where.count, where.dtype, dense, sparse, narrow)
+            state[name] = ExactSum.unpack(part.count, digits, dense, sparse, narrow)
         return state
 
     def _read(self, desk: Desk, key: str, where: Where) -> Tensor:
@@ -159,8 +185,8 @@ class StateWriter:
         self._entries: dict[str, list[tuple[str, str, tuple[int]]]] = {}
         for tensor in sorted(tensors, key=lambda t: t.name):
             self._entries[tensor.name] = [
-                (f"{slot}/{bin_}/{tensor.name}", dtype, (tensor.count,))
-                for slot, bin_, dtype in _arrays(method, tensor)
+                (f"{slot}/{bin_}/{tensor.name}", dtype, (count,))
+                for slot, bin_, dtype, count in _arrays(method, tensor)
             ]
         everything = [entry for group in self._entries.values() for entry in group]
         writer = FileWriter(folder / DENSE, everything, _FORMAT)
@@ -179,7 +205,7 @@ class StateWriter:
         """Write the state of a piece."""
         alive = False
         notes: list[list[Any]] = []
-        for name, slot in self._method.slots(where.shape, where.dtype).items():
+        for name, slot in self._method.layout(where.shape, where.dtype, where.name).items():
             if slot.kind not in ("exact", "narrow"):
                 alive |= self._dense(desk, f"{name}/value/{where.name}", where, state[name])
                 continue

@@ -34,6 +34,7 @@ from plait.types import Survey as Survey
 from plait.types import Where as Where
 
 Grain = Literal["element", "row", "matrix"]
+Wants = Literal["", "moments", "fisher", "problem"]
 
 LEAST_WEIGHT = 2.0**-20
 MOST_WEIGHT = 2.0**11
@@ -81,6 +82,10 @@ class Part:
     known: Known = field(default_factory=dict)  # what this method's `prepare` returned for the member
     seed: bytes = b""  # sha256 of (line seed, checkpoint digest): the root of every random number
     scans: tuple[Scan, Scan] | None = None  # `scan` of expert and base, where the engine has them already
+    side: Mapping[str, Tensor] = field(default_factory=dict)
+    """What `TensorMethod.sides` asks for, as far as the member has it, by the side's name: the chunk's elements,
+    flat, of a side of the tensor's own shape, else the whole side in its shape. In `step` and `undo` only. Never
+    write into it."""
     _delta: Exact | None = None
 
     @property
@@ -123,9 +128,16 @@ class Slot:
     """One array of a method's state, zeros before the first member. `kind` "exact": an ExactSum per element
     (order-free, invertible); "narrow": an ExactSum of multiples of 2^-40 below 2^12, such as counts and
     weights; else a torch dtype name ("float32", "base" for the base's own dtype): a plain tensor of the
-    chunk's length."""
+    chunk's length.
+
+    length: numbers of the array, where that is not the tensor's own number of elements; only for tensors of grain
+    "matrix". digits: the safetensors name of the dtype whose digits an "exact" slot keeps densely (one for BF16 and
+    F16, two for F32, three for F64); "" for the base's own.
+    """
 
     kind: str
+    length: int | None = None
+    digits: str = ""
 
 
 State = dict[str, Any]
@@ -137,6 +149,10 @@ class Method:
     """Common ground of all methods. Options are the dataclass fields."""
 
     facts: ClassVar[Facts]
+    wants: ClassVar[Wants] = ""
+    """What is computed from a member's data when it arrives: "moments" (second moments of what goes into each linear
+    layer) or "fisher" (the diagonal of the Fisher information), which come back as sides; "problem": losses and
+    gradients; "": nothing."""
 
     @property
     def name(self) -> str:
@@ -190,6 +206,20 @@ class TensorMethod(Method):
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         """The state that is kept for a tensor."""
         raise NotImplementedError
+
+    def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
+        """The state that is kept for the tensor `name`: the engine asks here. For methods whose state depends on
+        names, as their grain may."""
+        return self.slots(shape, dtype)
+
+    def sides(self, shape: tuple[int, ...], name: str, dtype: str) -> dict[str, tuple[int, ...]]:
+        """Tensors that a member brings beside tensor `name`: name of the side -> its shape. A side of another shape
+        than the tensor's own is for grain "matrix" only. A member takes part in a tensor that it leaves as it is,
+        with a task vector of 0, where it has a side for it."""
+        return {}
+
+    sides_needed: ClassVar[bool] = False
+    """Whether a member that lacks a side for some tensor is refused. Else `Part.side` lacks it too."""
 
     def draws(self) -> bool:
         """Whether random numbers are drawn, so that `part.seed` must be set."""

@@ -6,7 +6,7 @@ It does what the streaming engine does, on mappings of tensors: the same passes 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,6 +31,7 @@ from plait.methods.base import (
     check_weight,
 )
 from plait.methods.finite import filled, require_finite, zeroed
+from plait.methods.sides import check_sides
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.bins import owned
 from plait.tensors.exact import ExactSum, round_once, settle
@@ -48,6 +49,7 @@ def apply(
     *,
     problem: Any = None,
     seeds: Sequence[bytes] | None = None,
+    sides: Sequence[Mapping[str, Tensor]] | None = None,
     chunk: int = CHUNK,
     allow_nonfinite: bool = False,
 ) -> dict[str, Tensor]:
@@ -57,7 +59,8 @@ def apply(
     are merged; others (integers, truth values, fp8) must equal the base's and are copied.
     weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out. problem: what a
     `ModelMethod` asks for losses. seeds: the root of each expert's random numbers; by default a hash of its
-    content. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN or infinite it takes
+    content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of what the method's `sides`
+    asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN or infinite it takes
     the base's value; where the base is, the merged tensor keeps what the base has (a `ModelMethod` refuses such
     a base). Returns new tensors in the base's dtypes and order.
     Errors: KeyMismatch, NonFinite, RefusedInput, UsageError.
@@ -67,6 +70,8 @@ def apply(
         raise UsageError(f"{len(given)} weights for {len(experts)} experts; give one for each")
     if seeds is not None and len(seeds) != len(experts):
         raise UsageError(f"{len(seeds)} seeds for {len(experts)} experts; give one for each")
+    if sides is not None and len(sides) != len(experts):
+        raise UsageError(f"{len(sides)} mappings of sides for {len(experts)} experts; give one for each")
     given = [check_weight(w) for w in given]
     method.check()
     if isinstance(method, ModelMethod):
@@ -75,14 +80,15 @@ def apply(
         raise UsageError(f"{method.name} is neither a TensorMethod nor a ModelMethod")
     table = Table(method, base, chunk=chunk, allow_nonfinite=allow_nonfinite)
     for i, (expert, weight) in enumerate(zip(experts, given, strict=True)):
-        table.enter(expert, weight, seed=None if seeds is None else seeds[i])
+        side = None if sides is None else sides[i]
+        table.enter(expert, weight, seed=None if seeds is None else seeds[i], side=side)
     return table.merged()
 
 
 @dataclass
 class Entry:
     """A member on the table. `name`: what refusals call it. `changed`: the names of the mergeable tensors in which
-    it differs from the base."""
+    it differs from the base. `side`: by "side/tensor"."""
 
     name: str
     expert: Mapping[str, Tensor]
@@ -90,6 +96,7 @@ class Entry:
     seed: bytes
     changed: frozenset[str]
     known: Known
+    side: Mapping[str, Tensor]
 
     @property
     def facts(self) -> MemberFacts:
@@ -123,7 +130,14 @@ class Table:
         else:
             require_finite("base", self.base, self.places)
 
-    def enter(self, expert: Mapping[str, Tensor], weight: float = 1.0, *, seed: bytes | None = None) -> None:
+    def enter(
+        self,
+        expert: Mapping[str, Tensor],
+        weight: float = 1.0,
+        *,
+        seed: bytes | None = None,
+        side: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Take a member in, at the end of the list."""
         weight = check_weight(weight)
         held = _at_hand(expert)
@@ -131,12 +145,16 @@ class Table:
         check_names(self._given, held, name)
         if not self.allow_nonfinite:
             require_finite(name, held, self.places)
+        brought = _at_hand(side or {})
+        dressed = {key: (dtype_name(tensor), tensor.shape) for key, tensor in brought.items()}
+        check_sides(self.method, name, self.places.values(), dressed)
+        require_finite(name, brought, brought)
         if seed is None:
             seed = content(held) if self.method.draws() else b""
         changed = frozenset(n for n in self.places if not same_bytes(self._given[n], held[n]))
         if self.allow_nonfinite:
             held = filled(held, self.base, self.places, self._holes)
-        entry = Entry(name, held, weight, seed, changed, {})
+        entry = Entry(name, held, weight, seed, changed, {}, brought)
         with one_thread():
             entry.known = self._prepare(entry)
             self.members.append(entry)
@@ -188,25 +206,33 @@ class Table:
     def _cut(self, place: Where) -> Iterator[Where]:
         return cut(place, self.method.grain(place.shape, place.name), self.chunk)
 
-    def _part(self, entry: Entry, where: Where) -> Part:
+    def _part(self, entry: Entry, where: Where, sides: Iterable[str] = ()) -> Part:
         base, expert = piece(self.base[where.name], where), piece(entry.expert[where.name], where)
-        return Part(where, base, expert, entry.weight, entry.known, entry.seed)
+        found = {side: entry.side[f"{side}/{where.name}"] for side in sides}
+        side = {s: piece(t, where) if t.shape == where.shape else t for s, t in found.items()}
+        return Part(where, base, expert, entry.weight, entry.known, entry.seed, side=side)
+
+    def _sides(self, entry: Entry, place: Where) -> list[str]:
+        """The names of the sides that a member has for a tensor."""
+        asked = self.method.sides(place.shape, place.name, place.dtype)
+        return [side for side in asked if f"{side}/{place.name}" in entry.side]
 
     def _fold(self, entry: Entry, act: Callable[[State, Part], State]) -> None:
         additive = isinstance(self.method, AdditiveMethod)
         for name in self.places:
             # A member that leaves a tensor as it is adds nothing to a sum, but a fold may count it as the later one.
-            if name not in entry.changed and (additive or name not in self._states):
+            sides = self._sides(entry, self.places[name])
+            if name not in entry.changed and not sides and (additive or name not in self._states):
                 continue
             if name not in self._states:
                 self._states[name] = [(w, self._blank(w)) for w in self._cut(self.places[name])]
             with owned(entry.name, name):
                 self._states[name] = [
-                    (w, act(state, self._part(entry, w))) for w, state in self._states[name]
+                    (w, act(state, self._part(entry, w, sides))) for w, state in self._states[name]
                 ]
 
     def _blank(self, where: Where) -> State:
-        slots = self.method.slots(where.shape, where.dtype)
+        slots = self.method.layout(where.shape, where.dtype, where.name)
         return {name: _zeros(slot, where) for name, slot in slots.items()}
 
     def _prepare(self, entry: Entry) -> Known:
@@ -257,10 +283,11 @@ def drive(passes: Generator[Survey, Answers, Known], ask: Callable[[Survey], Ans
 
 
 def _zeros(slot: Slot, where: Where) -> Any:
+    count = where.count if slot.length is None else slot.length
     if slot.kind in ("exact", "narrow"):
-        return ExactSum(where.count, where.dtype, narrow=slot.kind == "narrow")
+        return ExactSum(count, slot.digits or where.dtype, narrow=slot.kind == "narrow")
     kind = DTYPES[where.dtype].torch if slot.kind == "base" else slot.kind
-    return torch.zeros(where.count, dtype=getattr(torch, kind))
+    return torch.zeros(count, dtype=getattr(torch, kind))
 
 
 def whole(name: str, tensor: Tensor) -> Where:
