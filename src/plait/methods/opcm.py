@@ -168,10 +168,15 @@ def _sandwich(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
 
 
 def _block_and_diagonal(found: Spectrum, count: int, tau: Tensor) -> Tensor | None:
+    """left middle right^T, where middle is left^T tau right in its first `count` rows and columns and on its
+    diagonal, 0 elsewhere."""
     size = len(found.values)
     if not size:
         return None
     left, right = found.left(size), found.right(size)
-    middle = torch.diag(torch.linalg.vecdot(left.T, (tau @ right).T))
-    middle[:count, :count] = _middle(left[:, :count], tau, right[:, :count])
-    return _sandwich(left, middle, right)
+    turned = tau @ right
+    diagonal = torch.linalg.vecdot(left, turned, dim=0)
+    inner = diagonal[:, None] * right.T
+    if count:
+        inner[:count] = (left[:, :count].T @ turned[:, :count]) @ right[:, :count].T
+    return left @ inner
