@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from plait import errors
 from plait.cli import main
-from plait.cli.entry import describe
+from plait.cli.entry import VERBS, describe
+from plait.cli.parser import Parser, Verb
 from tests.cli.conftest import Plait
 from tests.cli.fake import FakeLine
 
@@ -52,7 +56,7 @@ def test_debug_shows_the_traceback(plait: Plait, line: Path) -> None:
         (OSError(28, "No space left on device", "a/b"), "OSError", "a/b: No space left on device", 1),
         (OSError("odd"), "OSError", "odd", 1),
         (MemoryError(), "MemoryError", "not enough memory", 1),
-        (KeyboardInterrupt(), "Interrupted", "interrupted; run the command again", 130),
+        (KeyboardInterrupt(), "Interrupted", "interrupted; run the command again to go on", 130),
     ],
 )
 def test_errors_of_the_system(
@@ -64,6 +68,39 @@ def test_errors_of_the_system(
     assert done.json["error"]["kind"] == kind
     assert done.error.startswith(words)
     assert "bug" not in done.error
+
+
+STOPPED = {
+    "run the command again to go on where it was": {"merge", "unmerge", "reweight", "replace"},
+    "nothing was left half written; run the command again, it begins anew": {
+        "init",
+        "export",
+        "once",
+        "report",
+    },
+    "what was measured is kept": {"eval"},
+    "experts and streams that were done are kept": {"bench"},
+    "nothing is kept of this training": {"finetune"},
+    "run the command again to delete the rest": {"gc", "purge"},
+    "nothing was changed": {"status", "log", "show", "diff", "verify", "methods"},
+}
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_an_interrupt_says_what_is_true_of_the_command(
+    plait: Plait, monkeypatch: pytest.MonkeyPatch, verb: Verb
+) -> None:
+    def stop(args: Namespace) -> NoReturn:
+        raise KeyboardInterrupt
+
+    def nothing(parser: Parser) -> None:
+        pass
+
+    stopping = replace(verb, run=stop, arguments=nothing)
+    monkeypatch.setattr("plait.cli.entry.VERBS", [stopping if v is verb else v for v in VERBS])
+    done = plait("--quiet", verb.name)
+    assert done.code == 130
+    assert [words for words, verbs in STOPPED.items() if verb.name in verbs and words in done.error]
 
 
 def test_an_interrupt_before_the_command_began(

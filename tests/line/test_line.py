@@ -228,7 +228,7 @@ def test_refusals_change_nothing(world: Path) -> None:
 def test_other_base_hint_names_what_nobody_changed(world: Path) -> None:
     line = make(world, "line", "ab")
     write_folder(world / "far", {**base_tensors(seed=99), "layer.0.dense.bias": torch.ones(12)})
-    with pytest.raises(RefusedInput, match=r"no member has changed differ, such as layer\.0\.dense\.bias"):
+    with pytest.raises(RefusedInput, match=r"no member has changed differs, such as layer\.0\.dense\.bias"):
         line.merge(world / "far")
 
 

@@ -151,4 +151,13 @@ def _answer(args: Namespace, path: Path, found: dict[str, Any]) -> Answer:
     return Answer({"action": args.action, "file": str(path), "rows": rows, "results": found}, lines)
 
 
-VERBS = (Verb("bench", "run a suite of tasks for many methods and orders", _arguments, _bench),)
+_STOPPED = "experts and streams that were done are kept; run the command again to go on with the rest"
+VERBS = (
+    Verb(
+        "bench",
+        "run a suite of tasks for many methods and orders",
+        _arguments,
+        _bench,
+        _STOPPED,
+    ),
+)

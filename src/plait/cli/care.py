@@ -115,8 +115,21 @@ def _ask(task: str) -> None:
         raise UsageError("not confirmed; nothing was deleted")
 
 
+_REST = "some of it may be deleted; run the command again to delete the rest"
 VERBS = (
     Verb("verify", "hash everything again and compare with the record", _verify_arguments, _verify),
-    Verb("gc", "delete what nothing needs any more", _gc_arguments, _gc),
-    Verb("purge", "delete for good what is kept of a task that was unmerged", _purge_arguments, _purge),
+    Verb(
+        "gc",
+        "delete what nothing needs any more",
+        _gc_arguments,
+        _gc,
+        _REST,
+    ),
+    Verb(
+        "purge",
+        "delete for good what is kept of a task that was unmerged",
+        _purge_arguments,
+        _purge,
+        _REST,
+    ),
 )

@@ -52,7 +52,8 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as leave:  # argparse has printed help
         return leave.code if isinstance(leave.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:
-        kind, message, code = describe(error)
+        verb = _verb(words)
+        kind, message, code = describe(error, verb.stopped if verb else "")
         if debug:
             import traceback
 
@@ -66,14 +67,14 @@ def run(argv: Sequence[str]) -> int:
         return code
 
 
-def describe(error: BaseException) -> tuple[str, str, int]:
-    """Kind, one line and exit code of an error. Errors that nobody foresaw are called bugs."""
+def describe(error: BaseException, stopped: str = "") -> tuple[str, str, int]:
+    """Kind, one line and exit code of an error. Errors that nobody foresaw are called bugs. stopped: what is true of
+    the command after Ctrl-C."""
     name = type(error).__name__
     if isinstance(error, PlaitError):
         return name, one_line(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        words = "interrupted; run the command again to go on, `plait status LINE` shows what is deployed"
-        return "Interrupted", words, INTERRUPTED
+        return "Interrupted", f"interrupted; {stopped}" if stopped else "interrupted", INTERRUPTED
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename is not None else ""
         return "OSError", one_line(f"{place}{error.strerror or error}"), 1
@@ -86,16 +87,17 @@ def describe(error: BaseException) -> tuple[str, str, int]:
 def _answer(argv: list[str]) -> Answer:
     if argv[:1] == ["help"]:  # `plait help merge` is `plait merge --help`
         argv = [*argv[1:2], "--help"]
-    named = next((word for word in argv if word not in GLOBAL), "")
-    if named and not named.startswith("-") and named not in NAMES:
+    named, verb = _first(argv), _verb(argv)
+    if named and not named.startswith("-") and verb is None:
         close = nearest(named, NAMES) or f"; the commands are: {', '.join(NAMES)}"
         raise UsageError(f"{named!r} is not a plait command{close}")
-    picked = [verb for verb in VERBS if verb.name == named]  # where one is named, no other can be meant
-    top, parsers = build(picked or VERBS, chosen=[named])
+    top, parsers = build(
+        [verb] if verb else VERBS, chosen=[named]
+    )  # where one is named, no other can be meant
     args, rest = top.parse_known_args(argv)
     if getattr(args, "version", False):
         return _version()
-    if not args.verb:
+    if verb is None or not args.verb:
         if "--json" not in argv:
             _list_commands()
         raise UsageError("a command is needed; `plait COMMAND --help` tells more of each")
@@ -104,10 +106,20 @@ def _answer(argv: list[str]) -> Answer:
     for flag in GLOBAL:
         name = flag[2:]
         setattr(args, name, getattr(args, name, False))
-    verb = next(verb for verb in VERBS if verb.name == args.verb)
     answer = verb.run(args)
     answer.result = {**answer.result, "command": verb.name}
     return answer
+
+
+def _first(words: Sequence[str]) -> str:
+    """The first word that is not a flag for every command: the command's, or nothing."""
+    return next((word for word in words if word not in GLOBAL), "")
+
+
+def _verb(words: Sequence[str]) -> Verb | None:
+    """The command that these words name, if they do."""
+    named = _first(words)
+    return next((verb for verb in VERBS if verb.name == named), None)
 
 
 def _list_commands() -> None:

@@ -183,4 +183,13 @@ def _skipped(found: Mapping[str, Any]) -> list[str]:
     return [f"{', '.join(who)} on {names}: {why}" for (names, why), who in models.items()]
 
 
-VERBS = (Verb("eval", "measure the line on tasks, with the base and the experts", _arguments, _eval),)
+_STOPPED = "what was measured is kept; run the command again to measure the rest"
+VERBS = (
+    Verb(
+        "eval",
+        "measure the line on tasks, with the base and the experts",
+        _arguments,
+        _eval,
+        _STOPPED,
+    ),
+)

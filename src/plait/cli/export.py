@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from plait.cli.opening import add_line, open_line
 from plait.cli.output import Answer, pairs, short
-from plait.cli.parser import Parser, Verb
+from plait.cli.parser import ANEW, Parser, Verb
 from plait.words import safe
 
 
@@ -36,4 +36,4 @@ def _export(args: Namespace) -> Answer:
     )
 
 
-VERBS = (Verb("export", "write a version out as an ordinary checkpoint", _arguments, _export),)
+VERBS = (Verb("export", "write a version out as an ordinary checkpoint", _arguments, _export, ANEW),)

@@ -139,6 +139,13 @@ def _progress() -> Progress:
     return Steps()
 
 
+_STOPPED = "nothing is kept of this training; run the command again, it begins anew"
 VERBS = (
-    Verb("finetune", "make an expert: fine-tune a base, or a line's model, on a task", _arguments, _finetune),
+    Verb(
+        "finetune",
+        "make an expert: fine-tune a base, or a line's model, on a task",
+        _arguments,
+        _finetune,
+        _STOPPED,
+    ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from plait.cli.output import Answer, listed, pairs, short
-from plait.cli.parser import KEEP, Parser, Verb, natural, positive
+from plait.cli.parser import ANEW, KEEP, Parser, Verb, natural, positive
 from plait.errors import PlaitError
 from plait.words import safe
 
@@ -147,4 +147,4 @@ def _init(args: Namespace) -> Answer:
     return Answer(result, [f"started the line {safe(args.line)}", *pairs(rows)], notice=True)
 
 
-VERBS = (Verb("init", "start a line from a base and a method", _arguments, _init),)
+VERBS = (Verb("init", "start a line from a base and a method", _arguments, _init, ANEW),)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.opening import accounting_words, add_line, deployed, open_line
 from plait.cli.output import Answer, number, one_line, pairs, short
-from plait.cli.parser import Parser, Verb, finite
+from plait.cli.parser import GOES_ON, Parser, Verb, finite
 from plait.words import safe
 
 if TYPE_CHECKING:
@@ -174,8 +174,10 @@ def _value(value: Any) -> str | None:
 
 
 VERBS = (
-    Verb("merge", "merge a fine-tuned checkpoint into the line", _merge_arguments, _merge),
-    Verb("unmerge", "take a member out, as if it had never been merged", _unmerge_arguments, _unmerge),
-    Verb("reweight", "change a member's weight", _reweight_arguments, _reweight),
-    Verb("replace", "put another checkpoint in a member's place", _replace_arguments, _replace),
+    Verb("merge", "merge a fine-tuned checkpoint into the line", _merge_arguments, _merge, GOES_ON),
+    Verb(
+        "unmerge", "take a member out, as if it had never been merged", _unmerge_arguments, _unmerge, GOES_ON
+    ),
+    Verb("reweight", "change a member's weight", _reweight_arguments, _reweight, GOES_ON),
+    Verb("replace", "put another checkpoint in a member's place", _replace_arguments, _replace, GOES_ON),
 )

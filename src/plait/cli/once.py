@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.opening import accounting_words
 from plait.cli.output import Answer, listed, number, one_line, pairs, short
-from plait.cli.parser import Parser, Verb, natural, positive
+from plait.cli.parser import ANEW, Parser, Verb, natural, positive
 from plait.errors import RefusedInput
 from plait.words import plural, safe
 
@@ -98,4 +98,6 @@ def _answer(args: Namespace, recipe: Recipe, seed: int, done: Mapping[str, Any])
     return Answer(result, [title, *pairs(rows), *(f"  note: {one_line(n)}" for n in notes)], notice=True)
 
 
-VERBS = (Verb("once", "merge once from a recipe (YAML, also mergekit's), without a line", _arguments, _once),)
+VERBS = (
+    Verb("once", "merge once from a recipe (YAML, also mergekit's), without a line", _arguments, _once, ANEW),
+)

@@ -14,12 +14,17 @@ from plait.errors import UsageError
 
 @dataclass(frozen=True)
 class Verb:
-    """One command: its word, one line of help, its arguments and what it does."""
+    """One command: its word, one line of help, its arguments, what it does, and what is true after Ctrl-C."""
 
     name: str
     summary: str
     arguments: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], Answer]
+    stopped: str = "nothing was changed; run the command again"
+
+
+GOES_ON = "run the command again to go on where it was; `plait status LINE` shows what is deployed"
+ANEW = "nothing was left half written; run the command again, it begins anew"
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.cli.opening import add_line, deployed, open_line
 from plait.cli.output import Answer, pairs
-from plait.cli.parser import Parser, Verb
+from plait.cli.parser import ANEW, Parser, Verb
 from plait.errors import UsageError
 from plait.words import safe, size
 
@@ -56,5 +56,7 @@ def _lines(args: Namespace, found: dict[str, Any], written: int | None) -> list[
 
 
 VERBS = (
-    Verb("report", "write one page of what is deployed, why, and what was measured", _arguments, _report),
+    Verb(
+        "report", "write one page of what is deployed, why, and what was measured", _arguments, _report, ANEW
+    ),
 )

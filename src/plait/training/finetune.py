@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint import Checkpoint
 from plait.errors import NonFinite, RefusedInput, UsageError
-from plait.line.surroundings import steady, versions
 from plait.problem.base import Examples, Head, Network, Task
 from plait.tensors import Tensor, torch
 from plait.training.choice import chosen
@@ -56,6 +55,7 @@ def finetune(
     to train on; NonFinite where training diverges; UsageError for a word out of its range.
     """
     from plait.line.descent import FORMAT
+    from plait.line.surroundings import steady, versions
 
     began = time.monotonic()
     recipe = recipe or Recipe()
