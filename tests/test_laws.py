@@ -34,6 +34,11 @@ SETS: list[tuple[str, dict[str, Any], bool | None]] = [
     ("opcm", {}, True),
     ("opcm", {"variant": "diagonal", "share": 0.8}, True),
     ("opcm", {"share": 1, "tables": ""}, True),
+    ("mdm_oc", {}, None),
+    ("mdm_oc", {"alpha": 1}, True),
+    ("mdm_oc", {"granularity": "layer", "alpha": 1}, True),
+    ("mdm_oc", {"granularity": "tensor", "dependent": "skip"}, None),
+    ("mdm_oc", {"rank": 2}, None),
 ]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from plait import Line
 from plait.line import vectors
-from plait.line.vectors import compare, layer_of
+from plait.line.vectors import compare
+from plait.methods.groups import layer_of
 from tests.line.models import base_tensors, expert_tensors, write_folder
 
 

@@ -15,9 +15,13 @@ from plait.engine.plan import Job, Settings, in_file_order, jobs, whole
 from plait.engine.source import Incoming, Source
 from plait.engine.state import DENSE, SPARSE
 from plait.methods.base import Known, MemberFacts, TensorMethod
+from plait.methods.coefficients import STATELESS, Coefficients
 from plait.methods.sides import check_sides
 from plait.tensors import compiled, torch
 from plait.types import TensorRef
+
+INNER = "inner.json"
+"""Of a state of family coefficients: the inner products of the members."""
 
 COMPILED_FROM = 1 << 26
 """Elements of all inputs from which on loading the compiled loops pays, a few tenths of a second."""
@@ -38,6 +42,8 @@ class Merge:
     concluded: Known = field(default_factory=dict)
     overflowed: dict[str, int] = field(default_factory=dict)
     sums: Sums = field(default_factory=dict)
+    alpha: Coefficients | None = None
+    coefficients: Coefficients | None = None
 
     @property
     def settings(self) -> Settings:
@@ -103,6 +109,8 @@ def check(
             raise ValueError(f"{member.task}: method {method.name} draws random numbers and needs a seed")
     if leave and method.facts.family != "additive":
         raise ValueError(f"method {method.name} has no inverse: fold again without {leave[0].task}")
+    if method.facts.family in STATELESS and len(enter) != len(members):
+        raise ValueError(f"method {method.name} keeps no state to go on from: let every member enter")
     tasks = [m.task for m in members]
     if len(set(tasks)) != len(tasks):
         raise ValueError(f"two members have one name: {tasks}")
@@ -135,7 +143,7 @@ def fingerprint(
     if not identities.base:
         files |= {ref.file for ref in merge.base.values()}
     if state is not None and not identities.state:
-        files |= {str(state / name) for name in (DENSE, SPARSE)}
+        files |= {str(state / name) for name in (DENSE, SPARSE, INNER)}
     return [
         [__version__, torch.__version__],
         [merge.method.name, merge.method.options()],
@@ -144,6 +152,7 @@ def fingerprint(
         in_file_order(merge.base, set(merge.base)),  # the order of the jobs, which are known by their number
         [state is not None, identities.state or str(state), str(new_state)],
         [merge.settings.chunk, merge.settings.allow_nonfinite],
+        [merge.alpha, merge.coefficients],
         [_stamp(file) for file in sorted(files)],
     ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.engine.call import Identities, Merge, check, fingerprint
+from plait.engine.coefficients import weigh
 from plait.engine.drive import Driver, holds
 from plait.engine.journal import Journal, Sums
 from plait.engine.move import CopyPass
@@ -30,6 +31,7 @@ from plait.engine.source import Incoming
 from plait.engine.state import Record, StateReader, StateWriter, settle
 from plait.errors import VerificationError
 from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
+from plait.methods.coefficients import STATELESS, Coefficients
 from plait.types import TensorRef
 
 EVERYTHING = Survey()
@@ -77,6 +79,8 @@ def fold(
     journal: Path | None = None,
     base_identity: str = "",
     state_identity: str = "",
+    alpha: Coefficients | None = None,
+    coefficients: Coefficients | None = None,
 ) -> Folded:
     """Merge: `leave` out of the state, `enter` into it in order, and the state into the output.
 
@@ -90,6 +94,10 @@ def fold(
     base_identity, state_identity: digests of base and state, and `Incoming.identity` of a member; where
     given, the call is the same even if these files were moved or written again meanwhile.
 
+    A method that keeps no state (`STATELESS`) takes all members in at every call. One of family coefficients finds
+    what inner products it can in `state` and leaves all in `new_state`. alpha: what a fit has chosen, by group and
+    member. coefficients: of the task vectors, by group and member; no other is computed then, and no `new_state`.
+
     The bytes written depend on base, method, members and their order alone. Errors: NonFinite names tensor
     and index; FormatError and PlaitError where files fail; VerificationError where the last member leaves and
     sums are not 0.
@@ -97,7 +105,7 @@ def fold(
     start = time.monotonic()
     check(method, base, members, enter, leave, out)
     driver = Driver(settings, progress)
-    merge = Merge(method, base, members, enter, leave, out, driver)
+    merge = Merge(method, base, members, enter, leave, out, driver, alpha=alpha, coefficients=coefficients)
     if journal is not None:
         identities = Identities(base_identity, state_identity)
         driver.journal = Journal(journal, fingerprint(merge, identities, state, new_state))
@@ -122,13 +130,18 @@ def fold(
 
 def _fold(merge: Merge, state: Path | None, new_state: Path | None) -> set[str]:
     """Run the passes; returns the names of the tensors that were computed, not copied."""
+    if merge.method.facts.family in STATELESS:
+        weigh(merge, state, new_state)
+        state = new_state = None
     merge.enter = [
         _with(m, known) for m, known in zip(merge.enter, _prepare(merge, merge.enter, "prepare"), strict=True)
     ]
     merge.leave = [
         _with(m, known) for m, known in zip(merge.leave, _prepare(merge, merge.leave, "leave"), strict=True)
     ]
-    merge.known = {m.task: m.known or {} for m in merge.enter}
+    # Coefficients are known of all members together, and nothing of one of them.
+    weighed = merge.method.facts.family == "coefficients"
+    merge.known = {m.task: {} if weighed else m.known or {} for m in merge.enter}
     facts = merge.facts()
     reader = StateReader(state, merge.method) if state is not None else None
     touched = set(reader.names) if reader is not None else set()

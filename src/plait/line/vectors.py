@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -15,6 +14,7 @@ from plait.line.build import Setting, engine_settings, mergeable, operand, write
 from plait.line.member import Member
 from plait.line.opening import open_setting
 from plait.line.views import last
+from plait.methods.groups import layer_of
 from plait.store import Store
 
 if TYPE_CHECKING:
@@ -91,16 +91,6 @@ def table(tasks: Sequence[str], found: Gram) -> dict[str, Any]:
             for i in range(len(tasks))
         ],
     }
-
-
-def layer_of(name: str) -> str:
-    """The layer of a tensor: its name up to the first number (`encoder.layer.3`), else without its last part
-    (`embeddings.word`); a name of one part is a layer of its own."""
-    numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", name)
-    if numbered:
-        return numbered[0]
-    head, _, _ = name.rpartition(".")
-    return head or name
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -30,8 +30,10 @@ from plait.methods.base import (
     Where,
     check_weight,
 )
+from plait.methods.coefficients import CoefficientMethod, told
 from plait.methods.finite import filled, require_finite, zeroed
 from plait.methods.sides import check_sides
+from plait.methods.weighing import Run, products
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.bins import owned
 from plait.tensors.exact import ExactSum, round_once, settle
@@ -158,7 +160,8 @@ class Table:
         with one_thread():
             entry.known = self._prepare(entry)
             self.members.append(entry)
-            self._fold(entry, self.method.step)
+            if not isinstance(self.method, CoefficientMethod):  # else only `merged` can know the coefficients
+                self._fold(entry, self.method.step)
 
     def leave(self, index: int) -> None:
         """Take member `index` out: by subtraction where the method is additive, else by folding the others
@@ -171,11 +174,13 @@ class Table:
                 self._fold(entry, self.method.undo)
                 return
             self._states = {}
-            for other in self.members:
-                self._fold(other, self.method.step)
+            if not isinstance(self.method, CoefficientMethod):
+                self._fold_all()
 
     def merged(self) -> dict[str, Tensor]:
         """The merged model, in new tensors."""
+        if isinstance(self.method, CoefficientMethod):
+            self._weigh(self.method)
         members = [m.facts for m in self.members]
         only = self.members[0] if len(members) == 1 and self.method.reduces(members) else None
         with one_thread():
@@ -185,6 +190,30 @@ class Table:
     def states(self) -> dict[str, list[tuple[Where, State]]]:
         """Tensor name -> (place, state) of every chunk, for tensors that some member changed."""
         return self._states
+
+    def _weigh(self, method: CoefficientMethod) -> None:
+        """Give every member its coefficients, and fold all of them."""
+        with one_thread():
+            found = products([f"expert {i}" for i in range(len(self.members))], self._runs(method))
+            made = method.combine(found, [MemberFacts(m.weight, {}) for m in self.members])
+            for i, entry in enumerate(self.members):
+                entry.known = told(made.coefficients, i)
+            self._states = {}
+            self._fold_all()
+
+    def _runs(self, method: CoefficientMethod) -> Iterator[Run]:
+        for name, place in self.places.items():
+            changed = [(i, m) for i, m in enumerate(self.members) if name in m.changed]
+            for where in cut(place, "element", BLOCK) if changed else ():
+                start = piece(self.base[name], where).double()
+                yield (
+                    method.group(name),
+                    {i: piece(m.expert[name], where).double() - start for i, m in changed},
+                )
+
+    def _fold_all(self) -> None:
+        for entry in self.members:
+            self._fold(entry, self.method.step)
 
     def _kept(self, name: str, merged: Tensor) -> Tensor:
         """The merged tensor, with what the base has where it is not finite."""

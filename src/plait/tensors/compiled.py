@@ -96,7 +96,8 @@ class _Chunk:
 
 
 class ScaledSum(_Chunk):
-    """base + factor * sum_i w_i (expert_i - base) / divisor, where factor or divisor is 1."""
+    """base + factor * sum_i w_i (expert_i - base) / divisor, where factor or divisor is 1. No w_i is 0; one may be
+    negative."""
 
     def __init__(self, base: Tensor, factor: float = 1.0, divisor: float = 1.0) -> None:
         super().__init__(base)
@@ -107,7 +108,7 @@ class ScaledSum(_Chunk):
     def take(self, expert: Tensor, member: Weighted) -> bool:
         """Add a member. False: give up."""
         weight, fresh, self._fresh = member.weight, self._fresh, False
-        if not self._fits(expert, weight):
+        if not self._fits(expert, abs(weight)):
             return False
         dropped = self._dropped(weight)
         if dropped:
