@@ -18,11 +18,8 @@ __all__ = ["Line", "__version__", "merge_files", "merge_state_dicts"]
 def __getattr__(name: str) -> Any:
     if name in ("Line", "merge_files", "merge_state_dicts"):
         return getattr(import_module("plait.line"), name)
-    if name == "__version__":  # looked up when asked for: it costs more than all other imports together
-        from importlib.metadata import PackageNotFoundError, version
+    if name == "__version__":  # looked up when asked for
+        from plait.methods.installed import version
 
-        try:
-            return version("plait")
-        except PackageNotFoundError:  # a source tree that was never installed
-            return "0+unknown"
+        return version("plait") or "0+unknown"  # a source tree that was never installed
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

@@ -193,7 +193,7 @@ def test_another_architecture(tmp_path: Path) -> None:
     error = refused(opened(tmp_path / "b", ENCODER), opened(tmp_path / "e", other))
     assert "nothing fits: this is another architecture than the base" in str(error)
     assert len(error.problems) == 60 + len(ENCODER)
-    assert f"and {60 + len(ENCODER) - 20} more" in str(error)
+    assert f"and {60 + len(ENCODER) - 20} more (--json lists all)" in str(error)
     assert str(error).count(" is in the ") == 20
 
 

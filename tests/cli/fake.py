@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
+import plait
 from plait.errors import RefusedInput
 
 
@@ -187,8 +188,9 @@ def merge_files(base: str, experts: list[str], out: str, **named: Any) -> dict[s
 
 
 def module() -> types.ModuleType:
-    """What stands for `plait.line`."""
+    """What stands for `plait.line`; modules inside it are the real ones."""
     made = types.ModuleType("plait.line")
+    made.__path__ = [str(Path(plait.__file__).parent / "line")]
     made.Line = FakeLine  # type: ignore[attr-defined]
     made.merge_files = merge_files  # type: ignore[attr-defined]
     return made

@@ -32,6 +32,14 @@ def test_the_exit_code_is_that_of_the_class(plait: Plait, line: Path, kind: type
     assert told.json == {"error": {"kind": kind.__name__, "message": told.error, "exit_code": kind.exit_code}}
 
 
+def test_json_lists_every_tensor_that_does_not_fit(plait: Plait, line: Path) -> None:
+    names = tuple(f"t{i}: is not in the base" for i in range(30))
+    FakeLine.fail = errors.KeyMismatch("30 tensors do not fit", names)
+    assert plait("merge", line, "m", "--json").json["error"]["problems"] == list(names)
+    FakeLine.fail = errors.RefusedInput("no")
+    assert "problems" not in plait("merge", line, "m", "--json").json["error"]
+
+
 def test_an_unforeseen_error_is_called_a_bug(plait: Plait, line: Path) -> None:
     FakeLine.fail = KeyError("weights")
     done = plait("merge", line, "m")

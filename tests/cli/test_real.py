@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_once_says_what_it_merged_and_what_it_replaced(plait: Plait, world: Path
     assert "note: bee: 2 elements with NaN or infinity; the base's value was taken there" in done.out
     assert "elements of the merged model are infinite in its dtype, most of them in" in done.out
     told(plait, "once r.yaml out --allow-nonfinite --force")
+
+
+@pytest.mark.usefixtures("world")
+def test_the_next_command_can_be_pasted_into_a_shell(plait: Plait) -> None:
+    name = "my line's"
+    assert f"plait merge {shlex.quote(name)} CHECKPOINT" in plait("init", name, "--base", "base").out
+    assert "`plait init 'no line' --base DIR`" in plait("status", "no line").error
 
 
 @pytest.mark.usefixtures("world")

@@ -160,6 +160,19 @@ def test_refusals(folder: Path, old: str, new: str, message: str) -> None:
     assert message in refused(GOOD.replace(old, new), folder)
 
 
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ("[a]", "members[0] is 'a', expected names and values, such as {checkpoint: a}"),
+        ("[{checkpoint: a}, 3]", "members[1] is 3, expected names and values, checkpoint among them"),
+        ("[null]", "members[0] is None, expected names and values, checkpoint among them"),
+    ],
+)
+def test_a_member_that_is_no_mapping_is_one_fault(folder: Path, members: str, words: str) -> None:
+    text = GOOD.replace("[{checkpoint: a}]", members)
+    assert refused(text, folder) == f"r.yaml: {words}"
+
+
 def test_all_faults_are_listed_at_once(folder: Path) -> None:
     message = refused("base: no\nmethod: 3\nmembers: []\nx: 1\n", folder)
     assert message.startswith("r.yaml: 4 things cannot be honoured: (1) 'x' is not known")

@@ -24,7 +24,6 @@ raise SystemExit(code)
 COSTLY = {"torch", "numpy", "yaml", "importlib.metadata", "plait.line", "plait.engine"}
 NEEDED: dict[str, set[str]] = {
     **{name: {"plait.line"} for name in ("status", "log", "show", "diff", "verify", "gc")},
-    "--version": {"importlib.metadata"},
     "wrong recipe": {"yaml"},
     "out exists": {"yaml"},
 }

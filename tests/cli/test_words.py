@@ -93,11 +93,15 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
     ],
     "finetune": [
         (["t"], 2, "the following arguments are required: OUT, --tasks"),
-        (["t", "out", "--tasks", "t.yaml"], 2, "give one of --base DIR and --from LINE"),
+        (
+            ["t", "out", "--tasks", "t.yaml"],
+            2,
+            "no start is given; name a base with --base DIR, or a line",
+        ),
         (
             ["t", "out", "--tasks", "t.yaml", "--base", "b", "--from", "LINE"],
             2,
-            "give one of --base DIR and --from",
+            "--base and --from are both given; a line brings its own base: leave one of the two out",
         ),
         (["t", "LINE", "--tasks", "t.yaml", "--base", "b"], 5, "exists; give another place, or remove it"),
         (["t", "out", "--tasks", "none.yaml", "--base", "b"], 5, "none.yaml: there is no such list of tasks"),

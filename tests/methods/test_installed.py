@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from plait.methods.installed import entry_points, load
+from plait.methods.installed import entry_points, load, version
 
 GROUP = "some.group"
 FACTS = "Metadata-Version: 2.1\nName: one\nVersion: 1.0\n"
@@ -116,6 +116,24 @@ def test_importers_that_know_of_packages_are_asked(
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
     assert entry_points(GROUP) == known() == {"one": "a:A"}
+
+
+def test_a_version_is_that_of_importlib_metadata(folders: tuple[Path, Path]) -> None:
+    package(folders[0], "my_own.pkg-1.0.dist-info", None)
+    package(folders[1], "My.Own_pkg-0.9.dist-info", None)
+    package(folders[1], "old.egg-info", None)
+    package(folders[1], "silent-3.dist-info", None)
+    (folders[1] / "silent-3.dist-info" / "METADATA").write_text("Name: silent\n\nVersion: 9\n")
+    for name in ("my-own-pkg", "My_Own.pkg", "old", "plait", "pytest", "torch", "PyYAML"):
+        assert version(name) == metadata.version(name), name
+    assert version("no-such-package") == version("silent") == ""
+    with ZipFile(folders[0] / "all.zip", "w") as archive:
+        archive.writestr(
+            "zipped-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: zipped\nVersion: 1.5\n"
+        )
+    sys.path.append(str(folders[0] / "all.zip"))
+    assert version("zipped") == metadata.version("zipped") == "1.5"
+    assert version("no-such-package") == ""
 
 
 def test_values_are_loaded() -> None:

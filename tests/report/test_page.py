@@ -228,6 +228,30 @@ def test_versions_on_disk_are_told(facts: Facts) -> None:
     assert f", deployed {newest[:12]} and 1 older" in text
 
 
+def test_a_version_is_called_by_the_entry_that_made_it(tmp_path: Path) -> None:
+    """And not by an export or a purge that left it as it was."""
+    line = make(tmp_path, ["a", "b"])
+    line.export(tmp_path / "out")
+    line.merge(write_folder(tmp_path / "c", expert_tensors(base_tensors(), 40)))
+    before = {e["sequence"]: e["version"] for e in line.log()}
+    line.unmerge("c")
+    line.export(tmp_path / "again")
+    line.merge(write_folder(tmp_path / "d", expert_tensors(base_tensors(), 41)))
+    line.unmerge("d")
+    found = gather(line)
+    text = parse(page(found)).text.replace("\n", "")
+    assert f"after entry 1 {before[1][:12]}" in text
+    assert [row["again"] for row in found["removals"]] == [[2], [2, 5]]
+    assert found["deployed"]["same_as"] == [2, 5]
+    line.merge(tmp_path / "d")
+    text = parse(page(gather(line))).text.replace("\n", "")
+    assert f"after entry 8 {before[2][:12]}" in text
+    line.export(tmp_path / "more")
+    line.reweight("d", 2.0)
+    after = line.log()[-2]["version"]
+    assert f"after entry 9 {after[:12]}" in parse(page(gather(line))).text.replace("\n", "")
+
+
 def test_what_was_not_measured_is_said_with_its_command(one: Facts, facts: Facts) -> None:
     text = parse(page(one)).text
     assert "No version of this line was evaluated" in text

@@ -23,8 +23,16 @@ CHOICES: list[tuple[dict[str, Any], type[PlaitError], str]] = [
     ({"base": "nowhere"}, PlaitError, "nowhere"),
     ({"base": "bare"}, RefusedInput, "bare: has no config.json, which says what network it is"),
     ({"base": "deep"}, RefusedInput, "the weights lack"),
-    ({"base": None}, UsageError, "give one of --base DIR and --from LINE"),
-    ({"line": "base"}, UsageError, "give one of --base DIR and --from LINE"),
+    (
+        {"base": None},
+        UsageError,
+        "no start is given; name a base with --base DIR, or a line with --from LINE",
+    ),
+    (
+        {"line": "base"},
+        UsageError,
+        "--base and --from are both given; a line brings its own base",
+    ),
     ({"version": "1"}, UsageError, "version 1 needs the line that it is of"),
     (
         {"base": None, "line": "nowhere"},

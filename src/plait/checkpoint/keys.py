@@ -264,7 +264,7 @@ class _Account:
         lines = tuple(f"{name}: {why}" for name, why in self.problems.items())
         shown = "; ".join(lines[:_SHOWN])
         if len(lines) > _SHOWN:
-            shown += f"; and {len(lines) - _SHOWN} more"
+            shown += f"; and {len(lines) - _SHOWN} more (--json lists all)"
         hints = list(dict.fromkeys(self.hints))
         fitting = [*self.merge, *self.buffers]
         if not fitting:

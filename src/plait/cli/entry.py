@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
             traceback.print_exc()
         if as_json:
             try:
-                _say(error_json(kind, message, code))
+                _say(error_json(kind, message, code, getattr(error, "problems", ())))
             except OSError:
                 _pipe_is_gone()
         _complain(message)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.output import Answer, number, pairs, short
 from plait.cli.parser import Parser, Verb, finite, natural, positive
-from plait.errors import RefusedInput, UsageError
+from plait.errors import RefusedInput
 from plait.words import plural, safe
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def _arguments(parser: Parser) -> None:
 
 def _finetune(args: Namespace) -> Answer:
     from plait.training.recipe import Recipe
+    from plait.training.start import check_start
 
     words = ("epochs", "rate", "batch", "warmup", "examples", "seed", "weight_decay", "train", "freeze")
     recipe = Recipe(**{word: getattr(args, word) for word in words})
-    if (args.base is None) == (args.line is None):
-        raise UsageError("training starts from a base or from a line: give one of --base DIR and --from LINE")
+    check_start(args.base, args.line)
     if os.path.lexists(args.out):
         raise RefusedInput(f"{args.out} exists; give another place, or remove it")
     from plait.line.planning import named

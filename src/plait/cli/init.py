@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass, field, fields
+from shlex import quote
 from typing import Any
 
 from plait.cli.output import Answer, listed, pairs, short
@@ -142,7 +143,7 @@ def _init(args: Namespace) -> Answer:
         ("retention", state["retention"]),
         ("deployed", f"{short(state['version'])}, the base itself"),
         ("folder", state["model"]),
-        ("next", f"plait merge {safe(args.line)} CHECKPOINT --task NAME"),
+        ("next", f"plait merge {quote(str(args.line))} CHECKPOINT --task NAME"),
     ]
     return Answer(result, [f"started the line {safe(args.line)}", *pairs(rows)], notice=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.output import number, short
@@ -20,7 +21,9 @@ def open_line(args: Namespace) -> Line:
 
     folder = Path(args.line)
     if not folder.exists():
-        raise RefusedInput(f"{folder}: there is no line here; make one with `plait init {folder} --base DIR`")
+        raise RefusedInput(
+            f"{folder}: there is no line here; make one with `plait init {quote(str(folder))} --base DIR`"
+        )
     from plait.line import Line
 
     line = Line.open(folder)

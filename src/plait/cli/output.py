@@ -73,10 +73,12 @@ def to_json(command: str, result: Mapping[str, Any]) -> str:
     return json.dumps(_plain(chosen), allow_nan=False)
 
 
-def error_json(kind: str, message: str, code: int) -> str:
+def error_json(kind: str, message: str, code: int, problems: Sequence[str] = ()) -> str:
+    """An error as one line of JSON. problems: all that is wrong, where the message may leave some out."""
     import json
 
-    return json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}})
+    listed_ = {"problems": list(problems)} if problems else {}
+    return json.dumps({"error": {"kind": kind, "message": message, "exit_code": code, **listed_}})
 
 
 def _plain(value: Any) -> Any:

@@ -83,11 +83,20 @@ class Findings:
             return {}
         return value
 
-    def rows(self, where: str, value: Any) -> list[dict[str, Any]]:
+    def rows(self, where: str, value: Any, key: str) -> list[tuple[str, dict[str, Any]]]:
+        """Where each row of a list of models stands, and the row: names and values, `key` among them. What is no such
+        row is one finding and is left out."""
         if not isinstance(value, list) or not value:
             self.refuse(f"{where} is {shown(value)}, expected a list of at least one model")
             return []
-        return [self.mapping(f"{where}[{i}]", row) for i, row in enumerate(value)]
+        rows = []
+        for i, row in enumerate(value):
+            if isinstance(row, dict):
+                rows.append((f"{where}[{i}]", self.mapping(f"{where}[{i}]", row)))
+            else:
+                hint = f", such as {{{key}: {row}}}" if isinstance(row, str) else f", {key} among them"
+                self.refuse(f"{where}[{i}] is {shown(row)}, expected names and values{hint}")
+        return rows
 
     def text(self, where: str, value: Any) -> str:
         if not isinstance(value, str) or not value:

@@ -97,8 +97,7 @@ class _Reader:
 
     def models(self, data: dict[str, Any]) -> list[_Model]:
         found = []
-        for i, row in enumerate(self.findings.rows("models", data.get("models"))):
-            where = f"models[{i}]"
+        for where, row in self.findings.rows("models", data.get("models"), "model"):
             self.findings.keys(f"{where}.", row, ("model", "parameters"))
             path = self.reference(f"{where}.model", row.get("model"))
             found.append(

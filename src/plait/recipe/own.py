@@ -20,8 +20,7 @@ def read_own(data: dict[str, Any], findings: Findings, folder: Path) -> Recipe |
     options = findings.mapping("options", data.get("options"))
     _plain_options("options", options, findings)
     members = []
-    for i, row in enumerate(findings.rows("members", data.get("members"))):
-        where = f"members[{i}]"
+    for where, row in findings.rows("members", data.get("members"), "checkpoint"):
         findings.keys(f"{where}.", row, ("checkpoint", "task", "weight"))
         place = findings.path(f"{where}.checkpoint", row.get("checkpoint"), folder)
         task = findings.text(f"{where}.task", row["task"]) if "task" in row else None

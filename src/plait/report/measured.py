@@ -153,14 +153,17 @@ def _removal(entries: Sequence[Entry], entry: Entry, table: Matrix, k: int) -> d
         "before": entries[entry["sequence"] - 1]["version"],
         "after": entry["version"],
         "same_bytes": same,
-        "again": [
-            e["sequence"]
-            for e in entries
-            if e["version"] == entry["version"] and e["sequence"] < entry["sequence"]
-        ],
+        "again": [n for n in _left(entries, entry["version"]) if n < entry["sequence"]],
         **_figures(effects, same),
         "tasks": effects,
     }
+
+
+def _left(entries: Sequence[Entry], version: str) -> list[int]:
+    """The entries that made this version the deployed one; exports and purges only found it there."""
+    return [
+        e["sequence"] for e in entries if e["version"] == version and e["verb"] not in ("export", "purge")
+    ]
 
 
 def _figures(effects: Sequence[Mapping[str, Any]], same: bool) -> dict[str, Cell]:

@@ -22,6 +22,10 @@ REMOVAL = {
 }
 
 
+CHANGES = ("merge", "unmerge", "reweight", "replace")
+"""Verbs that change the members; after the others the version is the one that was there."""
+
+
 def deployed(found: Facts) -> Html:
     row, members = found["deployed"], found["members"]
     same = ", ".join(map(str, row["same_as"]))
@@ -56,7 +60,7 @@ def deployed(found: Facts) -> Html:
 def _disk(found: Facts, most: int = 8) -> Child:
     """The versions on disk, and what each is: the base, the deployed one, the one after an entry; newest last."""
     row = found["deployed"]
-    after = {e["version"]: f"after entry {e['sequence']}" for e in found["ledger"]}
+    after = {e["version"]: f"after entry {e['sequence']}" for e in found["ledger"] if e["verb"] in CHANGES}
     known = {**after, row["base"]["digest"]: "base", row["version"]: "deployed"}
     order = [v for v in {row["base"]["digest"]: 0, **after} if v in row["versions"]]
     more = len(order) - most
@@ -73,8 +77,7 @@ def _why(found: Facts) -> Child:
     row, count = found["deployed"], len(found["members"])
     if not count:
         return "The line has no members: the base itself is deployed."
-    changed = [e for e in found["ledger"] if e["verb"] in ("merge", "unmerge", "reweight", "replace")]
-    newest = changed[-1]
+    newest = [e for e in found["ledger"] if e["verb"] in CHANGES][-1]
     return [
         f"The deployed model is the {row['method']} merge of {words.plural(count, 'member')} into ",
         f"{row['base']['name']}. It is a pure function of the base, the method with its options, the seed and the ",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint import Checkpoint, open_checkpoint, root_digest
@@ -45,14 +46,23 @@ class Start:
         }
 
 
+def check_start(base: object, line: object) -> None:
+    """UsageError where both a base and a line are named, or neither."""
+    if base is not None and line is not None:
+        raise UsageError(
+            "--base and --from are both given; a line brings its own base: leave one of the two out"
+        )
+    if base is None and line is None:
+        raise UsageError("no start is given; name a base with --base DIR, or a line with --from LINE")
+
+
 def find_start(base: str | Path | None, line: str | Path | Line | None, version: str | None) -> Start:
     """The start that a call names: a base, or a line and one of its versions (the current one by default).
 
     UsageError where both or neither are named; RefusedInput where the version is not on disk any more; FormatError
     for a broken checkpoint.
     """
-    if (base is None) == (line is None):
-        raise UsageError("training starts from a base or from a line: give one of --base DIR and --from LINE")
+    check_start(base, line)
     if line is not None:
         return _of_line(line, version)
     if version is not None:
@@ -78,7 +88,9 @@ def _of_line(line: str | Path | Line, version: str | None) -> Start:
     from plait.line.views import find, holds, last
 
     if isinstance(line, (str, os.PathLike)) and not Path(line).exists():
-        raise RefusedInput(f"{line}: there is no line here; make one with `plait init {line} --base DIR`")
+        raise RefusedInput(
+            f"{line}: there is no line here; make one with `plait init {quote(str(line))} --base DIR`"
+        )
     store = (line if isinstance(line, Line) else Line.open(line)).store
     entry = last(store) if version is None else find(store, version)
     digest = str(entry["version"])
