@@ -17,7 +17,7 @@ from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 from plait.methods.base import AdditiveMethod, Facts, MemberFacts, Method, ModelMethod, Outlook, TensorMethod
-from plait.methods.memory import Table, apply, same_bytes
+from plait.methods.memory import Table, apply, content, mergeable, same_bytes, whole
 from plait.methods.registry import make, names
 from plait.tensors import BLOCK, Tensor, compiled, torch
 
@@ -99,6 +99,36 @@ def _edge(values: Tensor, kind: torch.dtype, draw: torch.Generator) -> Tensor:
     return out
 
 
+def sides_of(method: TensorMethod, base: Model, expert: Model) -> Model:
+    """What `method.sides` asks for, made up, a function of the expert's content: second moments of few inputs where a
+    side is square and of another shape than its tensor, else magnitudes of all sizes, some of them 0."""
+    draw = torch.Generator().manual_seed(int.from_bytes(content(expert)[:7], "little"))
+    sides: Model = {}
+    for name, tensor in base.items():
+        if not mergeable(tensor) or not tensor.numel():
+            continue
+        place = whole(name, tensor)
+        for side, shape in method.sides(place.shape, name, place.dtype).items():
+            if shape != place.shape and len(shape) == 2 and shape[0] == shape[1]:
+                inputs = torch.randint(-9, 10, (shape[0] // 2 + 1, shape[0]), generator=draw).double()
+                sides[f"{side}/{name}"] = inputs.T @ inputs / len(inputs)
+            else:
+                sizes = torch.randint(-60, 2, shape, generator=draw).double().exp2()
+                sides[f"{side}/{name}"] = sizes * torch.randint(0, 3, shape, generator=draw)
+    return sides
+
+
+def _merged(
+    method: TensorMethod,
+    base: Model,
+    experts: Sequence[Model],
+    weights: Sequence[float] | None = None,
+    **how: Any,
+) -> Model:
+    """`apply` with made-up sides."""
+    return apply(method, base, experts, weights, sides=[sides_of(method, base, e) for e in experts], **how)
+
+
 # The laws
 
 
@@ -153,7 +183,7 @@ def inputs_stay(method: TensorMethod) -> None:
     """Merging writes into no input, hands no input out, and keeps names, order, shapes and dtypes of the base."""
     base, experts = examples("float32")
     before = [_copy(m) for m in (base, *experts)]
-    merged = apply(method, base, experts, WEIGHTS[: len(experts)])
+    merged = _merged(method, base, experts, WEIGHTS[: len(experts)])
     for name, tensor in merged.items():
         tensor.zero_()
         if tensor.shape != base[name].shape or tensor.dtype != base[name].dtype:
@@ -171,9 +201,9 @@ def cuts_do_not_matter(method: TensorMethod) -> None:
         base, experts = examples(dtype, 3, large=True)
         torch.set_num_threads(1)
         try:
-            want = apply(method, base, experts, WEIGHTS[:3], chunk=1024 * BLOCK)
+            want = _merged(method, base, experts, WEIGHTS[:3], chunk=1024 * BLOCK)
             torch.set_num_threads(4)
-            got = apply(method, base, experts, WEIGHTS[:3], chunk=BLOCK)
+            got = _merged(method, base, experts, WEIGHTS[:3], chunk=BLOCK)
         finally:
             torch.set_num_threads(threads)
         _same(
@@ -190,7 +220,7 @@ def shortcuts_change_nothing(method: TensorMethod) -> None:
         for base, experts in (examples(dtype), _smooth(dtype)):
             table = Table(method, base)
             for expert, weight in zip(experts, weights, strict=False):
-                table.enter(expert, weight)
+                table.enter(expert, weight, side=sides_of(method, base, expert))
             want, outlook = table.merged(), Outlook(tuple(m.facts for m in table.members))
             for name, where in table.places.items():
                 if any(same_bytes(base[name], e[name]) for e in experts):
@@ -229,7 +259,10 @@ def one_member_comes_back(method: TensorMethod, gives_back: bool | None = None) 
         base, experts = examples(dtype, 2)
         for expert in experts:
             _same(
-                method, apply(method, base, [expert]), expert, "the only member of weight 1 did not come back"
+                method,
+                _merged(method, base, [expert]),
+                expert,
+                "the only member of weight 1 did not come back",
             )
 
 
@@ -241,9 +274,9 @@ def order_is_as_declared(method: TensorMethod) -> None:
     for dtype in ("bfloat16", "float32"):
         base, experts = examples(dtype, 5)
         pairs = list(zip(experts, WEIGHTS, strict=True))
-        want = apply(method, base, experts, WEIGHTS)
+        want = _merged(method, base, experts, WEIGHTS)
         draw.shuffle(pairs)
-        got = apply(method, base, [e for e, _ in pairs], [w for _, w in pairs])
+        got = _merged(method, base, [e for e, _ in pairs], [w for _, w in pairs])
         _same(method, got, want, "another order of arrival gave other bytes")
 
 
@@ -264,7 +297,7 @@ def leaving_undoes_entering(method: TensorMethod, steps: int = 9, seed: int = 0)
                 del inside[at]
             else:
                 which, weight = draw.choice(outside), draw.choice(WEIGHTS)
-                table.enter(experts[which], weight)
+                table.enter(experts[which], weight, side=sides_of(method, base, experts[which]))
                 inside.append((which, weight))
             if step % 4 == 3 or step == steps - 1:
                 _compare(method, table, base, [(experts[i], w) for i, w in inside])
@@ -273,7 +306,7 @@ def leaving_undoes_entering(method: TensorMethod, steps: int = 9, seed: int = 0)
 def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tuple[Model, float]]) -> None:
     fresh = Table(method, base)
     for expert, weight in left:
-        fresh.enter(expert, weight)
+        fresh.enter(expert, weight, side=sides_of(method, base, expert))
     want = fresh.merged() if left else base
     _same(
         method,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 from typing import Any, ClassVar
 
-from plait.errors import UsageError
 from plait.methods.base import (
     Answers,
     Facts,
@@ -23,7 +21,8 @@ from plait.methods.base import (
     TensorMethod,
     Where,
 )
-from plait.methods.ranges import choice, share, text
+from plait.methods.ranges import choice, share
+from plait.methods.tables import TABLES, is_linear, pattern
 from plait.tensors import Tensor, torch
 from plait.tensors.norms import block_sums
 from plait.tensors.spectral import Spectrum, spectrum
@@ -57,7 +56,7 @@ class Opcm(TensorMethod):
 
     share: float = 0.5
     variant: str = "block"
-    tables: str = r"embed|(^|[._])(wte|wpe|shared)\.weight$|relative_attention_bias"
+    tables: str = TABLES
 
     facts: ClassVar[Facts] = Facts(
         summary="sum of task vectors, each without what touches the leading singular directions so far",
@@ -73,17 +72,13 @@ class Opcm(TensorMethod):
     def check(self) -> None:
         share("share", self.share)
         choice("variant", self.variant, ("block", "diagonal"))
-        text("tables", self.tables)
-        try:
-            re.compile(self.tables)
-        except re.error as problem:
-            raise UsageError(f"tables is {self.tables!r}, expected a regular expression: {problem}") from None
+        pattern("tables", self.tables)
 
     def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
         return "matrix" if self._linear(shape, name) else "element"
 
     def _linear(self, shape: tuple[int, ...], name: str) -> bool:
-        return len(shape) == 2 and not (self.tables and re.search(self.tables, name))
+        return is_linear(shape, name, self.tables)
 
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"total": Slot("float64" if dtype == "F64" else "float32")}

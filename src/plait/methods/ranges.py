@@ -41,6 +41,13 @@ def finite(name: str, value: float) -> None:
         raise UsageError(f"{name} is {value}, expected a finite number")
 
 
+def at_least(name: str, value: float, least: float) -> None:
+    """Raise UsageError unless `value` is a number not below `least`."""
+    number(name, value)
+    if not value >= least:
+        raise UsageError(f"{name} is {value}, expected {least} or more")
+
+
 def choice(name: str, value: Any, words: Sequence[str]) -> None:
     """Raise UsageError unless `value` is one of `words`."""
     if value not in words:

@@ -283,8 +283,9 @@ def cuts_of(
 
 
 def keep(cuts: Mapping[str, Any], name: str, found: Tensor, where: Where) -> Tensor:
-    """The mask of the elements that a result of `cuts_of` keeps. `found`: the chunk's keys."""
-    cut = cuts[name]
+    """The mask of the elements that a result of `cuts_of` keeps: all of a tensor that was not surveyed because the
+    member leaves it as it is. `found`: the chunk's keys."""
+    cut = cuts.get(name, "all")
     if isinstance(cut, str):
         return torch.full((where.count,), cut == "all", dtype=torch.bool)
     return Cut.from_json(cut).keep(found, where)

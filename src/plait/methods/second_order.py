@@ -1,0 +1,164 @@
+"""Merging by second moments: the update of a matrix that errs least on what each member's layer sees or changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import frexp
+from typing import ClassVar
+
+from plait.methods.base import Grain, Outlook, Part, Slot, State, Where
+from plait.methods.ranges import at_least, finite, share
+from plait.methods.sparsify import Sparsified
+from plait.methods.tables import TABLES, finds, is_linear, pattern
+from plait.tensors import Tensor, torch
+from plait.tensors.exact import Exact, ExactSum
+from plait.tensors.products import Sliced, bits_for, sliced
+from plait.tensors.real import largest
+from plait.tensors.solve import right_divide
+from plait.tensors.spectral import spectrum
+
+SHORT, FULL = 30, 44
+"""Bits that are kept of an addend below its largest magnitude: for 16-bit bases, and for others."""
+
+PRODUCT, GRAM = 2.0**-4, 2.0**-8
+"""Factors of what is kept of products and moments, so that their usual sums, of C with elements of about 1, stay
+below 1/2: what is larger is kept beside the dense digits."""
+
+
+@dataclass(frozen=True)
+class SecondOrder(Sparsified):
+    """For a matrix W (out, in) of a linear layer, y = W x,
+
+        base + scale * (sum_i w_i tau_i C_i) (sum_i w_i C_i + ridge * m * I)^-1
+
+    with m the mean diagonal element of sum_i w_i C_i: the update that a ridge regression finds where task i has
+    inputs of second moment C_i, which a subclass says. All other tensors are averaged: base + scale * sum_i w_i tau_i
+    / sum_i w_i.
+
+    Kept are two exact sums, of w_i tau_i C_i and of the upper triangle of w_i C_i. Their addends are products of
+    whole numbers that fp64 holds exactly, rounded to 2^-44 (16-bit bases: 2^-30) of their largest magnitude or 2^-40,
+    whichever is finer: the same bits in any library and on any processor. Only the solution at the end depends on
+    the stack.
+    """
+
+    scale: float = 1.0
+    ridge: float = 0.0
+    flatten: float = 0.0
+    tables: str = TABLES
+    inputs_first: str = ""
+    widest: int = 4096
+
+    gram_digits: ClassVar[str] = ""
+
+    def check(self) -> None:
+        super().check()
+        finite("scale", self.scale)
+        finite("ridge", self.ridge)
+        at_least("ridge", self.ridge, 0)
+        share("flatten", self.flatten)
+        pattern("tables", self.tables)
+        pattern("inputs_first", self.inputs_first)
+        at_least("widest", self.widest, 0)
+
+    def axes(self, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+        """The axes of a matrix that second moments may be made of, the better one first: 1 for columns, x; 0 for
+        rows, y."""
+        return (self.inputs(name),)
+
+    def inputs(self, name: str) -> int:
+        """The axis of a matrix that its inputs are multiplied with."""
+        return 0 if finds(self.inputs_first, name) else 1
+
+    def axis(self, shape: tuple[int, ...], name: str) -> int | None:
+        """The axis of which second moments are made; None for a tensor that is averaged."""
+        if not is_linear(shape, name, self.tables):
+            return None
+        return next((axis for axis in self.axes(shape, name) if shape[axis] <= self.widest), None)
+
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        return "matrix" if self.axis(shape, name) is not None else super().grain(shape, name)
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return self.layout(shape, dtype, "")
+
+    def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
+        axis = self.axis(shape, name)
+        if axis is None:
+            return {"delta": Slot("exact")}
+        size = shape[axis]
+        digits = self.gram_digits or ("BF16" if dtype in ("BF16", "F16") else "F32")
+        return {
+            "product": Slot("exact", digits=digits),
+            "gram": Slot("exact", size * (size + 1) // 2, digits),
+        }
+
+    def moment(self, matrix: Sliced, part: Part) -> Tensor | None:
+        """C of a member, (n, n) fp64, symmetric to the bit and the same on every machine. matrix: its task vector,
+        (m, n), of which axis 1 is the one that C belongs to. None: the member says nothing about the tensor."""
+        raise NotImplementedError
+
+    def statistic(self, part: Part) -> dict[str, Exact]:
+        where, tau = part.where, self.tau(part)
+        axis = self.axis(where.shape, where.name)
+        if axis is None:
+            return {"delta": tau.times(part.weight)}
+        short = where.dtype in ("BF16", "F16")  # one slice then holds all that an expert is precise to
+        matrix = tau.double().view(where.shape)
+        cut = sliced(matrix if axis else matrix.T.contiguous(), bits_for(max(where.shape)), 1 if short else 2)
+        moment = self.moment(cut, part)
+        if moment is None:
+            return {}
+        known = sliced(moment, cut.bits)
+        bits = SHORT if short else FULL
+        return {
+            "product": _addend(cut.times(known).reshape(-1), part.weight * PRODUCT, bits),
+            "gram": _addend(known.value()[_upper(len(moment))], part.weight * GRAM, bits),
+        }
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
+        axis = self.axis(where.shape, where.name)
+        if axis is None:
+            return self._averaged(state["delta"], outlook)
+        size = where.shape[axis]
+        update = right_divide(
+            state["product"].value().double().view(-1, size) / PRODUCT,
+            _symmetric(state["gram"].value().double() / GRAM, size),
+            self.ridge,
+        )
+        if self.flatten:
+            update = flattened(update, self.flatten)
+        update = update if axis else update.T.contiguous()
+        return Exact.of(update.view(-1) * self.scale)
+
+    def _averaged(self, total: ExactSum, outlook: Outlook) -> Exact:
+        return total.value().over(outlook.weight).times(self.scale)
+
+
+def flattened(update: Tensor, share: float) -> Tensor:
+    """`update` with each singular value s replaced by (1 - share) s + share * their mean. Directions that are empty
+    (see `spectral.EMPTY`) count for nothing and stay so."""
+    found = spectrum(update)
+    count = len(found.values)
+    if not count:
+        return update
+    level = float(found.values.mean()) * share
+    return update * (1 - share) + (found.left(count) * level) @ found.right(count).T
+
+
+def _addend(values: Tensor, weight: float, bits: int) -> Exact:
+    """weight * values on the grid of the addend."""
+    values = values * weight
+    top = frexp(largest(values))[1]
+    return Exact.of(values).round_to(max(min(-40, top - bits), -1000))
+
+
+def _upper(size: int) -> Tensor:
+    """bool (size, size): the upper triangle with the diagonal."""
+    return torch.ones(size, size, dtype=torch.bool).triu()
+
+
+def _symmetric(upper: Tensor, size: int) -> Tensor:
+    """The matrix whose upper triangle, row by row, is given."""
+    out = torch.zeros(size, size, dtype=torch.float64)
+    out[_upper(size)] = upper
+    return out + out.triu(1).T
