@@ -168,6 +168,11 @@ class Method:
     def check(self) -> None:
         """Raise UsageError where an option is out of its range. Called once, before any tensor is read."""
 
+    def resolved(self) -> Method:
+        """The method that these options ask for: of another class where they change the family. Called by
+        `registry.make` after `check`."""
+        return self
+
 
 def _options(holder: Any) -> dict[str, Any]:
     from plait.methods.registry import plain_option

@@ -7,17 +7,21 @@ Named by the option `fit` of methods whose model is a combination of directions:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from plait.errors import PlaitError, UsageError
-from plait.methods.ranges import finite
+from plait.methods.base import Method
+from plait.methods.ranges import choice, finite
 from plait.methods.registry import fill
 from plait.methods.span import Span, Weights
 from plait.tensors import Tensor, torch
 
 GRADIENT_COST = 3
 """What a gradient costs in losses: a backward pass is about two forward ones."""
+
+
+REPLAYS = ("none", "earlier", "all")
 
 
 class Losses(Protocol):
@@ -55,32 +59,36 @@ class Fitted:
 class Fit:
     """Chooses coefficients by the mean loss of the members on their validation examples.
 
-    evaluations: the budget in losses; a gradient counts as 3. 0: 100 for each coefficient, at most 2000.
-    samples: examples of each member, drawn by hash; 0: all.
+    evaluations: the budget in losses; a gradient counts as 3. 0: 100 for each member.
+    samples: examples of each member, drawn by hash.
     ewc: weight of the elastic weight consolidation term; 0: none.
-    seed: of samples and of random search.
+    replay: whose examples are made up from the merged model at the first coefficients instead of read: of "none", of
+        all members but the last ("earlier"), or of "all".
+    seed: of random search and of made-up examples.
     """
 
     evaluations: int = 0
     samples: int = 128
     ewc: float = 0.0
+    replay: str = "none"
     seed: int = 0
 
     name: ClassVar[str]
 
     def check(self) -> None:
         """Raise UsageError where an option is out of its range."""
-        for word, least in (("evaluations", 0), ("samples", 0), ("seed", 0)):
+        for word, least in (("evaluations", 0), ("samples", 1), ("seed", 0)):
             value = getattr(self, word)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"fit.{word} is {value!r}, expected a whole number of at least {least}")
         finite("fit.ewc", self.ewc)
         if self.ewc < 0:
             raise UsageError(f"fit.ewc is {self.ewc}, expected a number of at least 0")
+        choice("fit.replay", self.replay, REPLAYS)
 
-    def budget(self, coefficients: int) -> int:
+    def budget(self, members: int) -> int:
         """How many losses may be paid for."""
-        return self.evaluations or min(100 * coefficients, 2000)
+        return self.evaluations or 100 * members
 
     def search(self, span: Span, losses: Losses, start: Tensor, anchor: Anchor | None = None) -> Fitted:
         """The best coordinates that were found within the budget, beginning at `start`, (G, P) fp64. Writes into
@@ -110,7 +118,7 @@ class Gradient(Fit):
         watch = _Watch()
         x = start.double().clone()
         first, second = torch.zeros_like(x), torch.zeros_like(x)
-        for step in range(1, max(self.budget(x.numel()) // GRADIENT_COST, 1) + 1):
+        for step in range(1, max(self.budget(x.shape[1]) // GRADIENT_COST, 1) + 1):
             loss, gradient = losses.loss_and_gradient(span.at(x))
             slope = span.slope(gradient)
             extra, pull = _anchored(span, anchor, x)
@@ -153,7 +161,7 @@ class Cmaes(Fit):
 
         values = [float(value) for value in start.double().flatten().tolist()]
         objective(values)
-        minimise(objective, values, self.sigma, self.budget(len(values)) - 1, self.seed)
+        minimise(objective, values, self.sigma, self.budget(shape[1]) - 1, self.seed)
         return watch.found()
 
 
@@ -193,6 +201,19 @@ class _Watch:
 
 
 FITS: Mapping[str, type[Fit]] = {kind.name: kind for kind in (Cmaes, Gradient)}
+
+
+def adopt(method: Method) -> None:
+    """Make a method's option `fit` a `Fit`, and let it say what it then needs: the losses of all members. Called when
+    the method is made."""
+    fit = fit_of(method.fit)  # type: ignore[attr-defined]
+    object.__setattr__(method, "fit", fit)
+    if fit is None:
+        return
+    facts = replace(type(method).facts, data="labelled all")
+    told = {"facts": facts, "wants": "problem", "splits": ("validation",), "samples": fit.samples}
+    for word, value in told.items():
+        object.__setattr__(method, word, value)
 
 
 def fit_of(given: Any) -> Fit | None:

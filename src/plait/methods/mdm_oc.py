@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from plait.errors import RefusedInput, UsageError
 from plait.methods.base import Facts, MemberFacts
 from plait.methods.coefficients import CoefficientMethod, Coefficients, Combination, Products, Removal
+from plait.methods.fit import adopt
 from plait.methods.groups import GRANULARITIES, group_of
 from plait.methods.ranges import choice, finite
 from plait.tensors import Tensor
@@ -33,6 +34,8 @@ class MdmOc(CoefficientMethod):
         new of it is below 1e-8 of its square). "refuse" it where that is so in all of its groups; "skip": it adds
         nothing. In single groups it always adds nothing: a tensor of 4 elements has no fifth direction. A task vector
         of zeros is no such case.
+    fit: "cmaes" or "gradient" chooses alpha for every member and group by the members' losses (see `fit.Fit`),
+        starting at `alpha`. None: it is fixed.
     rank: keep this many principal directions of the task vectors (of each group) and project the result onto them,
         which makes it approximate; 0: off. From the number of members on it changes nothing.
     """
@@ -41,6 +44,7 @@ class MdmOc(CoefficientMethod):
     granularity: str = "model"
     dependent: str = "refuse"
     rank: int = 0
+    fit: Any = None
 
     facts: ClassVar[Facts] = Facts(
         summary="sum of task vectors, each without what lies along earlier ones",
@@ -52,6 +56,9 @@ class MdmOc(CoefficientMethod):
         cost="1 pass for the inner products of a new member, 1 over all members",
         paper="arXiv 2507.20997",
     )
+
+    def __post_init__(self) -> None:
+        adopt(self)
 
     def check(self) -> None:
         finite("alpha", self.alpha)

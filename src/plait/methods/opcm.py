@@ -174,4 +174,5 @@ def _block_and_diagonal(found: Spectrum, count: int, tau: Tensor) -> Tensor | No
     inner = diagonal[:, None] * right.T
     if count:
         inner[:count] = (left[:, :count].T @ turned[:, :count]) @ right[:, :count].T
-    return left @ inner
+    made: Tensor = left @ inner
+    return made

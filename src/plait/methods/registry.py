@@ -51,7 +51,7 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """
     method = fill(find(name), f"method {name}", _undotted(dict(options or {})))
     method.check()
-    return method
+    return method.resolved()
 
 
 def fill(kind: type[T], label: str, options: Mapping[str, Any]) -> T:

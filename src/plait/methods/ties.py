@@ -22,6 +22,7 @@ from plait.methods.base import (
     Survey,
     Where,
 )
+from plait.methods.fit import adopt
 from plait.methods.ranges import choice, finite, share
 from plait.methods.sparsify import Sparsified, cuts_of, keep, kept_of
 from plait.tensors import Tensor, torch
@@ -48,6 +49,8 @@ class Ties(Sparsified):
     kept: "floor" as above; "inclusive" keeps int(density * n) + 1, as programs do that keep all magnitudes
         from the (n - k)-th smallest on.
     zero: the sign where P + M is zero: "none", or "majority", that of the sum of all elected signs.
+    fit: "cmaes" or "gradient" chooses the scale by the members' losses (see `fit.Fit`), starting at `scale`. None:
+        it is fixed.
     """
 
     density: float = 0.2
@@ -56,6 +59,7 @@ class Ties(Sparsified):
     scale: float = 1.0
     kept: str = "floor"
     zero: str = "none"
+    fit: Any = None
 
     facts: ClassVar[Facts] = Facts(
         summary="trimmed task vectors, merged where they agree with the elected sign",
@@ -67,6 +71,10 @@ class Ties(Sparsified):
         cost="about 3 passes",
         paper="Yadav et al. 2023, arXiv 2306.01708",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        adopt(self)
 
     def check(self) -> None:
         super().check()
