@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from plait.bench.machine import machine, software
 
 OURS = """
 import json, resource, sys, time
@@ -48,6 +49,12 @@ from safetensors.torch import load_file
 base, a, b = (load_file(p) for p in sys.argv[1:4])
 worst = max(float((a[n] - b[n]).abs().max() / (b[n] - base[n]).abs().max()) for n in base)
 print(worst)
+"""
+
+PEER = """
+import json
+from importlib.metadata import version
+print(json.dumps({name: version(name) for name in ("fusion_bench", "torch", "numpy")}))
 """
 
 
@@ -86,6 +93,8 @@ def main() -> None:
             made = json.loads(Path(name, "oracle.json").read_text())["methods"]["opcm"]
             rows["fusion_bench opcm"].append(made["seconds"])
         files = [f"{name}/{f}.safetensors" for f in ("base", "diagonal", "opcm")]
+        told = [args.peer_python, "-c", PEER]
+        version = json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout)
         near = subprocess.run(
             [args.peer_python, "-c", NEAR, *files], check=True, env=one, capture_output=True, text=True
         )
@@ -105,7 +114,9 @@ def main() -> None:
             },
             "seconds": rows,
             "difference": float(near.stdout),
-            "python": platform.python_version(),
+            "machine": machine(),
+            "software": software(),
+            "peer": version,
         }
         args.json.write_text(json.dumps(record, indent=1) + "\n")
 

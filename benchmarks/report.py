@@ -85,10 +85,18 @@ def peers(found: dict[str, Any]) -> list[str]:
         f"{found['arguments']['layers']} layers of width {found['arguments']['dim']}, fp32, one thread; "
         "FusionBench's time is its merging call alone, ours a whole merge of files.",
         "",
-        "| program | CPU seconds |",
-        "|---|---|",
+        "| program | CPU seconds | FusionBench's over it |",
+        "|---|---|---|",
     ]
-    rows += [f"| {label} | {sorted(s)[len(s) // 2]:.1f} |" for label, s in found["seconds"].items()]
+    median = {label: sorted(s)[len(s) // 2] for label, s in found["seconds"].items()}
+    theirs = median["fusion_bench opcm"]
+    rows += [f"| {label} | {s:.1f} | {theirs / s:.1f} |" for label, s in median.items()]
+    rows += [
+        "",
+        f"FusionBench {found['peer']['fusion_bench']} with torch {found['peer']['torch']}; plait with torch "
+        f"{found['software']['torch']}. Elements of the two diagonal results differ by up to {found['difference']:.1%} "
+        "of the largest element of their tensor's change: [conformance](conformance.md), point 4, says why.",
+    ]
     return rows
 
 
