@@ -95,7 +95,8 @@ def peers(found: dict[str, Any]) -> list[str]:
         "",
         f"FusionBench {found['peer']['fusion_bench']} with torch {found['peer']['torch']}; plait with torch "
         f"{found['software']['torch']}. Elements of the two diagonal results differ by up to "
-        f"{found['difference']:.1%} of the largest element of their tensor's change: [conformance](conformance.md), point 4, says why.",
+        f"{found['difference']:.1%} of the largest element of their tensor's change: [conformance](conformance.md), "
+        "point 4, says why.",
     ]
     return rows
 
