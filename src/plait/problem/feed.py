@@ -72,19 +72,26 @@ class Feed:
 
     def pieces(self, rows: Sequence[int], size: int) -> Iterator[Piece]:
         """Batches of at most `size` examples of like length that hold each of `rows` once, shortest first."""
-        self._measure()
-        for places in batches_by_length([self._sizes[row] for row in rows], size):
-            yield self._piece(tuple(rows[place] for place in places))
+        sizes = self.sizes()
+        for places in batches_by_length([sizes[row] for row in rows], size):
+            yield self.piece([rows[place] for place in places])
 
     def singles(self, piece: Piece) -> Iterator[Piece]:
         """Each example of `piece` as a batch of its own."""
         for row in piece.rows:
-            yield self._piece((row,))
+            yield self.piece((row,))
 
-    def _piece(self, rows: tuple[int, ...]) -> Piece:
+    def sizes(self) -> Sequence[int]:
+        """The length of every example, as the network tells it; found out when it is first asked for."""
+        self._measure()
+        return self._sizes
+
+    def piece(self, rows: Sequence[int]) -> Piece:
+        """A batch of these examples, in this order."""
+        self._measure()
         batch = self.network.collate(self._encoded(rows))
         labels = self.examples.labels
-        piece = Piece(rows, batch, None)
+        piece = Piece(tuple(rows), batch, None)
         return piece if labels is None else replace(piece, labels=labels[list(rows)].to(piece.device))
 
     def _encoded(self, rows: Sequence[int]) -> Sequence[Any]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from plait.checkpoint import Checkpoint
 from plait.errors import PlaitError, RefusedInput
+from plait.problem import hf_outputs as outputs
 from plait.problem.base import Kind
-from plait.problem.batching import mean_of_tokens, pad
+from plait.problem.batching import pad
 from plait.problem.fitting import fit
 from plait.problem.module import ModuleNetwork, strip, without_weights
 
@@ -74,7 +75,9 @@ class _Opening:
             raise self._unknown("text-classification")
         if getattr(module, "pooler", None) is not None:
             module.pooler = None  # not part of the mean over tokens, and not in every checkpoint
-        return self._network(module, self._text_parts(module), self.fit(module), features=_mean_of_last)
+        return self._network(
+            module, self._text_parts(module), self.fit(module), features=outputs.mean_of_last
+        )
 
     def images(self) -> ModuleNetwork:
         config = self.config()
@@ -82,13 +85,13 @@ class _Opening:
             return self._image_tower(*self._towers(config, _VISION))
         if self.type == "clip_vision_model":
             module = self._build(self.architecture or "CLIPVisionModel", "image-classification", config)
-            return self._network(module, self._image_parts(), self.fit(module), features=_tower_alone)
+            return self._network(module, self._image_parts(), self.fit(module), features=outputs.tower_alone)
         module = self._build("AutoModelForImageClassification", "image-classification", config)
         return self._classifier(module, "image-classification", self._image_parts())
 
     def causal(self) -> ModuleNetwork:
         module = self._build("AutoModelForCausalLM", "causal-lm", self.config())
-        return self._network(module, self._text_parts(module), self.fit(module), outputs=_next_tokens)
+        return self._network(module, self._text_parts(module), self.fit(module), outputs=outputs.next_tokens)
 
     # what they are made of
     @property
@@ -166,7 +169,8 @@ class _Opening:
             raise self._unknown(kind)
         names = self.fit(module, lambda name: name.startswith(f"{last}."))
         whole = set(module.state_dict()) == set(names.values())
-        return self._network(module, parts, names, features=_before(last), outputs=_logits if whole else None)
+        made = outputs.logits if whole else None
+        return self._network(module, parts, names, features=outputs.before(last), outputs=made)
 
     # CLIP
     def _towers(self, config: Any, needed: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
@@ -178,11 +182,11 @@ class _Opening:
         needed = {name for name in module.state_dict() if name.startswith(_TEXT)}
         text = self._text_tower(module, names) if needed <= set(names.values()) else None
         own = {name: target for name, target in names.items() if target.startswith(_VISION)}
-        return self._network(module, self._image_parts(), own, features=_image_embeddings, text=text)
+        return self._network(module, self._image_parts(), own, features=outputs.image_embeddings, text=text)
 
     def _text_tower(self, module: Any, names: Mapping[str, str]) -> ModuleNetwork:
         own = {name: target for name, target in names.items() if target.startswith(_TEXT)}
-        return self._network(module, self._text_parts(module), own, features=_text_embeddings)
+        return self._network(module, self._text_parts(module), own, features=outputs.text_embeddings)
 
     # from examples to batches
     def _text_parts(self, module: Any) -> _Parts:
@@ -258,50 +262,3 @@ def _renaming(module: Any) -> Callable[[str], str]:
         return renamed if renamed in there else name
 
     return rename
-
-
-# what is computed, as functions of (module, batch)
-def _mean_of_last(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    return mean_of_tokens(module(**batch).last_hidden_state, batch.get("attention_mask"))
-
-
-def _logits(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    made: Tensor = module(**batch).logits
-    return made
-
-
-def _next_tokens(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    made: Tensor = module(**batch, use_cache=False).logits
-    return made
-
-
-def _before(last: str) -> Callable[[Any, Mapping[str, Tensor]], Tensor]:
-    """What the layer `last` sees: the logits of the model without it."""
-    parent, _, name = last.rpartition(".")
-
-    def features(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        holder = module.get_submodule(parent)
-        layer = getattr(holder, name)
-        setattr(holder, name, nn.Identity())
-        try:
-            return _logits(module, batch)
-        finally:
-            setattr(holder, name, layer)
-
-    return features
-
-
-def _tower_alone(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    seen = module(**batch)
-    made: Tensor = seen.image_embeds if hasattr(seen, "image_embeds") else seen.pooler_output
-    return made
-
-
-def _image_embeddings(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    made: Tensor = module.visual_projection(module.vision_model(**batch).pooler_output)
-    return made
-
-
-def _text_embeddings(module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    made: Tensor = module.text_projection(module.text_model(**batch).pooler_output)
-    return made

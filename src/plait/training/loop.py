@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -69,16 +69,6 @@ def train(
     return Trained(found, losses)
 
 
-class _Lesson(Feed):
-    """Examples in random order."""
-
-    def epoch(self, batch: int, chance: torch.Generator) -> Iterator[Piece]:
-        """Every example once."""
-        self._measure()
-        for rows in one_epoch(self._sizes, batch, chance):
-            yield self._piece(tuple(rows))
-
-
 @dataclass(frozen=True)
 class _Run:
     """What stays the same from step to step. live: all weights, some of them leaves that are trained."""
@@ -93,7 +83,7 @@ class _Run:
     def steps(self, leaves: list[Tensor], progress: Any) -> list[float]:
         """All steps of all epochs. Returns the loss before each."""
         recipe = self.recipe
-        lesson = _Lesson(self.network, self.examples)
+        feed = Feed(self.network, self.examples)
         objective = Objective(self.network, self.head, self.examples)
         optimiser = torch.optim.AdamW(leaves, lr=recipe.rate, weight_decay=recipe.weight_decay, fused=True)
         chance = torch.Generator().manual_seed(recipe.seed)
@@ -103,7 +93,8 @@ class _Run:
             progress.begin("training", total)
         try:
             for _ in range(recipe.epochs):
-                for piece in lesson.epoch(recipe.batch, chance):
+                for rows in one_epoch(feed.sizes(), recipe.batch, chance):
+                    piece = feed.piece(rows)
                     for group in optimiser.param_groups:
                         group["lr"] = recipe.rate * share_of_rate(len(losses) / total, recipe.warmup)
                     loss = _mean(objective, self.live, piece)
