@@ -13,6 +13,7 @@ from plait.methods.base import MemberFacts
 from plait.methods.choosing import choose, choose_scale, span_of, unfitted
 from plait.methods.coefficients import CoefficientMethod, Products
 from plait.methods.mdm_oc import MdmOc
+from plait.methods.memory import apply
 from plait.methods.registry import make
 from plait.tensors import Tensor, torch
 
@@ -154,3 +155,31 @@ def test_what_makes_no_sense() -> None:
     ):
         with pytest.raises(UsageError):
             make("task_arithmetic", wrong)
+
+
+def experts() -> list[dict[str, Tensor]]:
+    return [{n: BASE[n] + v[n] for n in SHAPES} for v in VECTORS]
+
+
+@pytest.mark.parametrize("name", ["mdm_oc", "task_arithmetic"])
+def test_merging_in_memory_takes_the_fit(name: str) -> None:
+    method = method_of(name, "tensor")
+    merged = apply(method, BASE, experts(), [1.0, 2.0, 0.5], problem=TASKS)
+    found = products(method)
+    choice = choose(method, found, MEMBERS, BASE, VECTORS, TASKS)
+    made = method.combine(found, MEMBERS, choice.alpha).coefficients
+    for n in SHAPES:
+        want = sum((c * v[n] for c, v in zip(made[method.group(n)], VECTORS, strict=True)), BASE[n])
+        torch.testing.assert_close(merged[n], want)
+    with pytest.raises(UsageError, match="needs the losses"):
+        apply(method, BASE, experts())
+
+
+def test_a_scale_in_memory_also_in_bf16() -> None:
+    base = {n: t.bfloat16() for n, t in draw(4).items()}
+    expert = {n: (t + 0.5 * draw(5)[n]).bfloat16() for n, t in base.items()}
+    target = {n: base[n].float() + 0.6 * (expert[n].float() - base[n].float()) for n in base}
+    method = make("ties", {"density": 1.0, "fit": "gradient", "fit.evaluations": 900})
+    merged = apply(method, base, [expert], problem=Bowls([target]))
+    for n in base:
+        torch.testing.assert_close(merged[n].float(), target[n], atol=0.02, rtol=0)

@@ -30,7 +30,8 @@ from plait.methods.base import (
     Where,
     check_weight,
 )
-from plait.methods.coefficients import CoefficientMethod, told
+from plait.methods.choosing import Choice, fit_of_method
+from plait.methods.coefficients import CoefficientMethod, Products, told
 from plait.methods.finite import filled, require_finite, zeroed
 from plait.methods.sides import check_sides
 from plait.methods.weighing import Run, products
@@ -60,9 +61,9 @@ def apply(
     base, experts: tensor name -> tensor on the CPU; an expert has the base's names and shapes. Float tensors
     are merged; others (integers, truth values, fp8) must equal the base's and are copied.
     weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out. problem: what a
-    `ModelMethod` asks for losses. seeds: the root of each expert's random numbers; by default a hash of its
-    content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of what the method's `sides`
-    asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN or infinite it takes
+    `ModelMethod`, or a method with a `fit`, asks for losses. seeds: the root of each expert's random numbers; by
+    default a hash of its content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of what
+    the method's `sides` asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN or infinite it takes
     the base's value; where the base is, the merged tensor keeps what the base has (a `ModelMethod` refuses such
     a base). Returns new tensors in the base's dtypes and order.
     Errors: KeyMismatch, NonFinite, RefusedInput, UsageError.
@@ -80,11 +81,23 @@ def apply(
         return _apply_model(method, base, experts, given, problem, allow_nonfinite)
     if not isinstance(method, TensorMethod):
         raise UsageError(f"{method.name} is neither a TensorMethod nor a ModelMethod")
-    table = Table(method, base, chunk=chunk, allow_nonfinite=allow_nonfinite)
-    for i, (expert, weight) in enumerate(zip(experts, given, strict=True)):
-        side = None if sides is None else sides[i]
-        table.enter(expert, weight, seed=None if seeds is None else seeds[i], side=side)
-    return table.merged()
+
+    def fill(method: TensorMethod, widened: bool = False) -> Table:
+        def held(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            return {n: wide(t) if mergeable(t) else t for n, t in tensors.items()} if widened else tensors
+
+        table = Table(method, held(base), chunk=chunk, allow_nonfinite=allow_nonfinite)
+        for i, (expert, weight) in enumerate(zip(experts, given, strict=True)):
+            side = None if sides is None else sides[i]
+            drawn = content(_at_hand(expert)) if method.draws() else None
+            table.enter(held(expert), weight, seed=drawn if seeds is None else seeds[i], side=side)
+        return table
+
+    if experts and fit_of_method(method) is not None:
+        from plait.methods.memory_fit import fitted
+
+        return fitted(method, fill, problem)[0]
+    return fill(method).merged()
 
 
 @dataclass
@@ -125,6 +138,7 @@ class Table:
         self.members: list[Entry] = []
         self.places = {n: whole(n, t) for n, t in self.base.items() if mergeable(t) and t.numel()}
         self._states: dict[str, list[tuple[Where, State]]] = {}
+        self.choice: Choice | None = None  # what a fit has chosen for the members
         self._given = self.base
         self._holes: dict[str, Tensor] = {}
         if allow_nonfinite:
@@ -191,11 +205,16 @@ class Table:
         """Tensor name -> (place, state) of every chunk, for tensors that some member changed."""
         return self._states
 
+    def products(self, method: CoefficientMethod) -> Products:
+        """The inner products of the members' task vectors."""
+        return products([f"expert {i}" for i in range(len(self.members))], self._runs(method))
+
     def _weigh(self, method: CoefficientMethod) -> None:
         """Give every member its coefficients, and fold all of them."""
         with one_thread():
-            found = products([f"expert {i}" for i in range(len(self.members))], self._runs(method))
-            made = method.combine(found, [MemberFacts(m.weight, {}) for m in self.members])
+            alpha = None if self.choice is None else self.choice.alpha
+            facts = [MemberFacts(m.weight, {}) for m in self.members]
+            made = method.combine(self.products(method), facts, alpha)
             for i, entry in enumerate(self.members):
                 entry.known = told(made.coefficients, i)
             self._states = {}
