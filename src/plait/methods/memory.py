@@ -62,10 +62,10 @@ def apply(
     are merged; others (integers, truth values, fp8) must equal the base's and are copied.
     weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out. problem: what a
     `ModelMethod`, or a method with a `fit`, asks for losses. seeds: the root of each expert's random numbers; by
-    default a hash of its content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of what
-    the method's `sides` asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN or infinite it takes
-    the base's value; where the base is, the merged tensor keeps what the base has (a `ModelMethod` refuses such
-    a base). Returns new tensors in the base's dtypes and order.
+    default a hash of its content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of
+    what the method's `sides` asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN
+    or infinite it takes the base's value; where the base is, the merged tensor keeps what the base has (a
+    `ModelMethod` refuses such a base). Returns new tensors in the base's dtypes and order.
     Errors: KeyMismatch, NonFinite, RefusedInput, UsageError.
     """
     given = [1.0] * len(experts) if weights is None else list(weights)
