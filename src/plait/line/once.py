@@ -20,7 +20,7 @@ from plait.errors import RefusedInput, UsageError
 from plait.line.build import engine_settings, mergeable, overflow, version_place
 from plait.line.exporting import put_in_place, refuse_place, staging
 from plait.line.member import identity, patterns, seed_of
-from plait.methods.base import TensorMethod, check_weight
+from plait.methods.base import ModelMethod, TensorMethod, check_weight
 from plait.methods.registry import make
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def merge_state_dicts(
     weights: Sequence[float] | None = None,
     *,
     seed: int = 0,
+    sides: Sequence[Mapping[str, Tensor]] | None = None,
+    problem: Any = None,
     tie_word_embeddings: bool = True,
     **options: Any,
 ) -> dict[str, Tensor]:
@@ -43,6 +45,10 @@ def merge_state_dicts(
 
     base, experts: mappings from names to tensors of any float dtype, same names and shapes. weights: one per
     expert, 1.0 by default. seed: for sparsifiers.
+    sides: what the method asks for beside the weights, one mapping per expert: "moment/NAME" for `regmean`,
+    "fisher/NAME" for `fisher`, fp32 or fp64; of tied names the one that is kept.
+    problem: the losses of the experts' tasks, in their order (a `plait.problem.Problem`), for methods that ask for
+    losses; its examples are taken as they are.
     tie_word_embeddings: what config.json says under this name. Embeddings and output layers that are equal in the
     base are tied: they are merged once, and experts must have them equal too, or leave the second name out. False:
     output layers are tensors of their own. No other tensors are tied, whether or not they share memory.
@@ -54,14 +60,18 @@ def merge_state_dicts(
 
     chosen = make(method, options)
     shares = _weights(weights, len(experts))
+    if sides is not None and len(sides) != len(experts):
+        raise UsageError(f"{len(sides)} mappings of sides for {len(experts)} experts; give one for each")
     if not isinstance(chosen, TensorMethod):  # it sees the whole model, second names included
-        return apply(chosen, base, experts, shares)
+        return apply(chosen, base, experts, shares, problem=problem)
     seeds = None
     if chosen.draws():
         seeds = [seed_of(seed, state_dict_digest(expert)) for expert in experts]
     tied = tied_names(base, tie_word_embeddings)
     others = [without(expert, tied, f"expert {i}") for i, expert in enumerate(experts)]
-    merged = apply(chosen, without(base, tied, "base"), others, shares, seeds=seeds)
+    merged = apply(
+        chosen, without(base, tied, "base"), others, shares, problem=problem, seeds=seeds, sides=sides
+    )
     return {name: merged[tied[name]].clone() if name in tied else merged[name] for name in base}
 
 
@@ -111,8 +121,12 @@ def merge_files(
     digest: also hash the output (one more read of it). Returns what was done, as plain values.
     """
     chosen = make(method, options)
-    if not isinstance(chosen, TensorMethod):
-        raise UsageError(f"method {method} needs a problem with losses; it cannot merge plain files")
+    if not isinstance(chosen, TensorMethod) or chosen.wants == "problem":
+        how = "" if isinstance(chosen, ModelMethod) else " with a fit"
+        raise UsageError(
+            f"method {method}{how} asks for losses of the members, and plain files have none; make a line (plait "
+            "init) and hand in --tasks with each merge"
+        )
     if not experts:
         raise UsageError("no experts were given; at least one is needed")
     shares = _weights(weights, len(experts))
