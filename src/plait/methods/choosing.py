@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,6 +27,10 @@ class Tasks(Protocol):
     def fisher(self, weights: Weights, *, names: Any = None) -> dict[str, Tensor]: ...
 
     def seen(self, count: int) -> Tasks: ...
+
+
+Renew = Callable[[Weights, Any], Any]
+"""(model, tasks) -> the same tasks with other examples."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +78,20 @@ def choose(
     vectors: Sequence[Weights],
     tasks: Tasks,
     before: Coefficients | None = None,
+    renew: Renew | None = None,
 ) -> Choice:
     """The members' alphas by the loss on their tasks, starting at the method's own.
 
     vectors: the task vectors, in the order of the members. before: the alphas of all members but the last, where they
     are known; only the elastic weight consolidation term looks at them, which holds the model near what it was before
-    the last member came: without them they are fitted first, member by member.
+    the last member came: without them they are fitted first, member by member. renew: makes other examples, from the
+    model at the first coefficients.
     """
     fit = _asked(method)
     count = len(members)
     span = span_of(method, products, members, base, vectors)
     anchor = None
     if fit.ewc and count > 1:
-        earlier = list(range(count - 1))
         if before is None:
             fewer = _first(products, count - 1)
             before = choose(method, fewer, members[:-1], base, vectors[:-1], tasks.seen(count - 1)).alpha
@@ -97,11 +102,14 @@ def choose(
     return Choice(alpha, record_of(fit, found))
 
 
-def choose_scale(method: Method, base: Weights, shift: Weights, tasks: Tasks) -> Choice:
+def choose_scale(
+    method: Method, base: Weights, shift: Weights, tasks: Tasks, renew: Renew | None = None
+) -> Choice:
     """The scale of a method whose model is base + scale * shift, under the group "model", as one number."""
     fit = _asked(method)
     span = Span(base, [shift], dict.fromkeys(base, "model"))
     start = torch.full((1, 1), _start(method), dtype=torch.float64)
+    tasks = tasks if renew is None else renew(span.at(start), tasks)
     found = fit.search(span, tasks, start)
     return Choice({"model": [float(found.x[0, 0])]}, record_of(fit, found))
 
