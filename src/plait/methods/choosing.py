@@ -94,9 +94,11 @@ def choose(
     if fit.ewc and count > 1:
         if before is None:
             fewer = _first(products, count - 1)
-            before = choose(method, fewer, members[:-1], base, vectors[:-1], tasks.seen(count - 1)).alpha
-        anchor = _anchor(fit, span, before, tasks.seen(len(earlier)))
+            seen = tasks.seen(count - 1)
+            before = choose(method, fewer, members[:-1], base, vectors[:-1], seen, renew=renew).alpha
+        anchor = _anchor(fit, span, before, tasks.seen(count - 1))
     start = torch.full((len(span.names), count), _start(method), dtype=torch.float64)
+    tasks = tasks if renew is None else renew(span.at(start), tasks)
     found = fit.search(span, tasks, start, anchor)
     alpha = {group: [float(v) for v in row] for group, row in zip(span.names, found.x.tolist(), strict=True)}
     return Choice(alpha, record_of(fit, found))
