@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plait.errors import PlaitError, RefusedInput
 from plait.problem import vision
+from plait.problem.module import hollow
 from plait.problem.network import open_network
 from tests.problem.folders import each, images, weights_of
 
@@ -158,6 +159,27 @@ def test_a_timm_model_gives_the_same_outputs(tmp_path: Path) -> None:
     assert (found - wanted).abs().max() < 1000 * EPS * wanted.abs().max()
     seen = each(network, weights, images(5, 32))
     assert torch.allclose(seen @ weights["fc.weight"].T + weights["fc.bias"], found, atol=1e-5)
+
+
+class Places(torch.nn.Module):
+    """Numbers that no checkpoint holds, written into a tensor that was empty, as timm's Swin does."""
+
+    def __init__(self, filled: bool) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 3)
+        empty = torch.empty(4, dtype=torch.int64)
+        self.register_buffer("places", empty if filled else torch.arange(4), persistent=False)
+        if filled:
+            empty.copy_(torch.arange(4))
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_module_keeps_what_no_checkpoint_holds(filled: bool) -> None:
+    before = torch.get_rng_state()
+    module = hollow(lambda: Places(filled))
+    assert module.places.tolist() == [0, 1, 2, 3]
+    assert module.linear.weight.is_meta is not filled
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_folder_that_is_not_timms(tmp_path: Path) -> None:

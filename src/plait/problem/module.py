@@ -120,6 +120,18 @@ def without_weights() -> Iterator[None]:
         yield
 
 
+def hollow(make: Callable[[], Any]) -> Any:
+    """The module that `make` builds, without weights. One that computes what no checkpoint holds (such as the numbers
+    of relative places) in tensors that were empty at first would lose these: it is built with weights."""
+    with without_weights():
+        module = make()
+    stored = set(module.state_dict())
+    if not any(buffer.is_meta for name, buffer in module.named_buffers() if name not in stored):
+        return module
+    with torch.random.fork_rng(devices=[]):
+        return make()
+
+
 class _EmptyOnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

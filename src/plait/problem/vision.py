@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from plait.checkpoint import open_checkpoint
 from plait.errors import PlaitError, RefusedInput
 from plait.problem.fitting import fit, own_names
-from plait.problem.module import ModuleNetwork, parse_device, parse_dtype, strip, without_weights
+from plait.problem.module import ModuleNetwork, hollow, parse_device, parse_dtype, strip, without_weights
 
 MEAN = (127 / 255,) * 3
 SPREAD = (128 / 255,) * 3
@@ -166,10 +166,9 @@ def timm_model(
     placed, computed = parse_device(device), parse_dtype(dtype)
     config = _timm_config(folder)
     try:
-        with without_weights():
-            module: Any = timm.create_model(
-                config["architecture"], num_classes=config.get("num_classes", 1000)
-            )
+        module: Any = hollow(
+            lambda: timm.create_model(config["architecture"], num_classes=config.get("num_classes", 1000))
+        )
     except (RuntimeError, KeyError, TypeError) as error:
         raise RefusedInput(
             f"{folder}: timm {timm.__version__} has no model {config['architecture']!r}; correct config.json"
