@@ -109,9 +109,11 @@ def check(
             raise ValueError(f"{member.task}: method {method.name} draws random numbers and needs a seed")
     if leave and method.facts.family != "additive":
         raise ValueError(f"method {method.name} has no inverse: fold again without {leave[0].task}")
-    if method.facts.family in STATELESS and len(enter) != len(members):
-        raise ValueError(f"method {method.name} keeps no state to go on from: let every member enter")
     tasks = [m.task for m in members]
+    if method.facts.family in STATELESS and [m.task for m in enter] != tasks:
+        raise ValueError(
+            f"method {method.name} keeps no state to go on from: let all members enter, in order"
+        )
     if len(set(tasks)) != len(tasks):
         raise ValueError(f"two members have one name: {tasks}")
     for name, place in out.items():
