@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from plait.engine.call import Merge
 from plait.engine.desk import Desk
 from plait.engine.plan import Job
 from plait.engine.source import Incoming, Source
 from plait.methods.base import Where
-from plait.methods.coefficients import CoefficientMethod
+from plait.methods.coefficients import CoefficientMethod, overflow
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.inner import LEAF, block_products, expansion, leaf_products
 
@@ -41,7 +42,7 @@ def measure(
     for start in range(0, len(plan), JOBS):
         some = plan[start : start + JOBS]
         for sums in merge.driver.survey("inner products", some, task, task.total(some)):
-            _add(parts, sums, fresh)
+            _add(parts, sums, members, fresh)
     found = {g: {pair: (row or [0.0])[0] for pair, row in rows.items()} for g, rows in parts.items()}
     if journal is not None:
         journal.value(
@@ -50,7 +51,7 @@ def measure(
     return found
 
 
-def _add(parts: Parts, sums: Blocks, fresh: Sequence[int]) -> None:
+def _add(parts: Parts, sums: Blocks, members: Sequence[Incoming], fresh: Sequence[int]) -> None:
     for group, blocks in sums.items():
         mine = parts.setdefault(group, {})
         for slot, number in enumerate(fresh):
@@ -59,6 +60,8 @@ def _add(parts: Parts, sums: Blocks, fresh: Sequence[int]) -> None:
                     continue  # found the other way round
                 pair = (min(number, other), max(number, other))
                 values: list[float] = blocks[slot, other].tolist()
+                if not all(map(isfinite, values)):
+                    raise overflow(*(members[number].task for number in pair))
                 if any(values):
                     mine[pair] = expansion([*mine.get(pair, ()), *values])
 

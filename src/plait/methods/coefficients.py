@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.errors import RefusedInput
 from plait.methods.base import MemberFacts, Outlook, Part, Quick, Slot, State, TensorMethod, Where
 from plait.tensors import Tensor
 from plait.tensors.compiled import ScaledSum, known
@@ -117,6 +118,14 @@ class _Combined:
 
     def merged(self, dtype: Any) -> Tensor | None:
         return self._sum.merged(dtype)
+
+
+def overflow(one: str, other: str) -> RefusedInput:
+    """The error for two members whose inner product is no number of fp64."""
+    return RefusedInput(
+        f"the inner product of the task vectors of {one} and {other} is too large for fp64, expected experts near "
+        "the base; check where they come from"
+    )
 
 
 def coefficient(told: Mapping[str, Any], group: str) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum
+from math import fsum, isfinite
 
-from plait.methods.coefficients import Products
+from plait.methods.coefficients import Products, overflow
 from plait.tensors import Tensor, torch
 from plait.tensors.inner import block_products, leaf_products
 
@@ -29,6 +29,8 @@ def products(tasks: Sequence[str], runs: Iterable[Run]) -> Products:
     for group in sorted(found):
         gram = torch.zeros(len(tasks), len(tasks), dtype=torch.float64)
         for (i, j), values in found[group].items():
+            if not all(map(isfinite, values)):
+                raise overflow(tasks[i], tasks[j])
             gram[i, j] = gram[j, i] = fsum(values)
         inner[group] = gram
     return Products(tuple(tasks), inner)
