@@ -47,9 +47,10 @@ def pooled(experts: list[Model], inputs: list[Tensor], weights: list[float]) -> 
     return found
 
 
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.3]])
-def test_agrees_with_least_squares_on_the_pooled_inputs(weights: list[float]) -> None:
-    base, experts, inputs = world(3)
+def test_agrees_with_least_squares_on_the_pooled_inputs(weights: list[float], shape: tuple[int, int]) -> None:
+    base, experts, inputs = world(3, shape=shape)
     got = apply(make("regmean", {"shrink": 1}), base, experts, weights, sides=sides(inputs))["w"]
     want = pooled(experts, inputs, weights)
     # Moments are held to 2^-40 of the largest; their condition is below 2^14.

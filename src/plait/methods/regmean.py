@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import ClassVar
 
 from plait.errors import RefusedInput
@@ -64,6 +65,7 @@ class RegMean(SecondOrder):
 
     def moment(self, matrix: Sliced, part: Part) -> Tensor | None:
         given = part.side["moment"].double()
+        given = given.view(isqrt(given.numel()), -1)  # flat where the matrix itself is square
         moment = (given + given.T).mul_(0.5)
         diagonal = moment.diagonal().clone()
         if bool((diagonal < 0).any()):
