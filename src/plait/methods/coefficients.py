@@ -9,7 +9,7 @@ from typing import Any
 from plait.errors import RefusedInput
 from plait.methods.base import MemberFacts, Outlook, Part, Quick, Slot, State, TensorMethod, Where
 from plait.tensors import Tensor
-from plait.tensors.compiled import ScaledSum, known
+from plait.tensors.compiled import Combined, known
 from plait.tensors.exact import Exact, ExactSum
 
 Coefficients = Mapping[str, Sequence[float]]
@@ -110,11 +110,11 @@ class _Combined:
     """The same in compiled loops."""
 
     def __init__(self, base: Tensor, group: str) -> None:
-        self._sum, self._group = ScaledSum(base), group
+        self._sum, self._group = Combined(base), group
 
     def take(self, expert: Tensor, member: MemberFacts) -> bool:
         factor = coefficient(member.known, self._group)
-        return factor == 0.0 or self._sum.take(expert, MemberFacts(factor, {}))
+        return factor == 0.0 or self._sum.take(expert, factor)
 
     def merged(self, dtype: Any) -> Tensor | None:
         return self._sum.merged(dtype)

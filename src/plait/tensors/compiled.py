@@ -96,8 +96,7 @@ class _Chunk:
 
 
 class ScaledSum(_Chunk):
-    """base + factor * sum_i w_i (expert_i - base) / divisor, where factor or divisor is 1. No w_i is 0; one may be
-    negative."""
+    """base + factor * sum_i w_i (expert_i - base) / divisor, where factor or divisor is 1."""
 
     def __init__(self, base: Tensor, factor: float = 1.0, divisor: float = 1.0) -> None:
         super().__init__(base)
@@ -108,7 +107,7 @@ class ScaledSum(_Chunk):
     def take(self, expert: Tensor, member: Weighted) -> bool:
         """Add a member. False: give up."""
         weight, fresh, self._fresh = member.weight, self._fresh, False
-        if not self._fits(expert, abs(weight)):
+        if not self._fits(expert, weight):
             return False
         dropped = self._dropped(weight)
         if dropped:
@@ -121,6 +120,30 @@ class ScaledSum(_Chunk):
         if frexp(self._weight)[0] * 2.0**24 % 1.0:
             return None  # its product with the base may be rounded
         return self._settle("settle_sum", dtype, self._total, self._weight, self._factor, self._divisor)
+
+
+class Combined(_Chunk):
+    """base + sum_i c_i (expert_i - base), for coefficients of either sign but not 0. The sum has two numbers an
+    element, so that terms of very different size hold too."""
+
+    def __init__(self, base: Tensor) -> None:
+        super().__init__(base)
+        count = len(self._base)
+        self._total, self._rest = _empty(count, "float64"), _empty(count, "float64")
+
+    def take(self, expert: Tensor, coefficient: float) -> bool:
+        """Add a member. False: give up."""
+        if not self._fits(expert, abs(coefficient)):
+            return False
+        fresh, self._fresh = self._fresh, False
+        sums = (self._total, self._rest)
+        return self._run(
+            "shift_pair", raw(expert), self._base, coefficient, self._dropped(abs(coefficient)), fresh, *sums
+        )
+
+    def merged(self, dtype: torch.dtype) -> Tensor | None:
+        """The merged chunk, rounded once. None: give up."""
+        return self._settle("settle_pair", dtype, self._total, self._rest)
 
 
 class Winner(_Chunk):

@@ -210,6 +210,58 @@ def settle_sum(base: Any, total: Any, weight: Any, factor: Any, divisor: Any, li
 
 
 @compiled
+def shift_pair(expert: Any, base: Any, weight: Any, drop: Any, fresh: Any, total: Any, rest: Any) -> Any:
+    """total + rest += weight * (expert - base), rounding and `fresh` as in `shift_by`, drop 0: not rounded. What the
+    sum in `total` loses is added up in `rest`; both fp64."""
+    bad, minus = np.int32(0), np.int32(0)
+    half, mask = np.int64(0), np.int64(-1)
+    if drop:
+        half, mask = (np.int64(1) << np.int64(drop - 1)) - np.int64(1), -(np.int64(1) << np.int64(drop))
+    for i in range(base.size):
+        e, b = widen(expert[i]), widen(base[i])
+        minus |= minus_zero(expert[i]) | minus_zero(base[i])
+        d = e - b
+        t = d - e
+        bad |= np.int32((e - (d - t)) - (b + t) != 0.0)
+        x = weight * d
+        if drop:
+            k = _long(x)
+            x = _double((k + half + ((k >> np.int64(drop)) & np.int64(1))) & mask)
+        a = 0.0 if fresh else total[i]
+        s = a + x
+        t = s - a
+        lost = (a - (s - t)) + (x - t)
+        a = 0.0 if fresh else rest[i]
+        r = a + lost
+        t = r - a
+        bad |= np.int32((a - (r - t)) + (lost - t) != 0.0)
+        total[i] = s
+        rest[i] = r
+    return bad | (minus << np.int32(1))
+
+
+@compiled
+def settle_pair(base: Any, total: Any, rest: Any, limit: Any, out: Any) -> Any:
+    """out = base + total + rest, rounded once. Results stay below `limit`."""
+    bad, zero, minus = np.int32(0), np.int32(0), np.int32(0)
+    for i in range(base.size):
+        b, s, r = widen(base[i]), total[i], rest[i]
+        minus |= minus_zero(base[i])
+        v = b + s
+        t = v - b
+        lost = (b - (v - t)) + (s - t)
+        more = lost + r
+        t = more - lost
+        bad |= np.int32((lost - (more - t)) + (r - t) != 0.0)
+        w = v + more
+        t = w - v
+        bad |= np.int32(not (abs(s) < SUMS)) | np.int32(not (abs(w) < limit))
+        zero |= np.int32(w == 0.0)
+        out[i] = narrow(w, (v - (w - t)) + (more - t), out[i])
+    return bad | (zero << np.int32(1)) | (minus << np.int32(2))
+
+
+@compiled
 def farther(expert: Any, base: Any, weight: Any, winner: Any) -> Any:
     """winner = what is farther from the base, the winner or base + weight * (expert - base); the latter where they
     are equally far. winner: fp32."""
