@@ -262,7 +262,7 @@ REFUSED: list[tuple[str, str]] = [
         "models[0].'layer_range' is not known",
     ),
     ("merge_method: ties\nbase_model: base\nmodels: [{model: base}]", "models lists only the base"),
-    ("merge_method: ties\nbase_model: base", "models is None, expected a list of at least one model"),
+    ("merge_method: ties\nbase_model: base", "models is missing, expected a list of at least one model"),
     (recipe("ties", "members: []"), "'members' is not known"),
 ]
 

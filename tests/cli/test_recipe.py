@@ -75,7 +75,7 @@ def test_paths_start_at_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch
             "'bass' is not known; expected base, method, options, members, private, dtype",
         ),
         ("base: base", "bass: base", "seed: remove it or correct it to base"),
-        ("base: base", "qqq: base", "seed: remove it or correct it; (2) base is None"),
+        ("base: base", "qqq: base", "seed: remove it or correct it; (2) base is missing"),
         ("base: base", "base: 3", "base is 3, expected text"),
         ("base: base", "base: elsewhere", "base: 'elsewhere' does not exist (relative paths start at "),
         (

@@ -69,6 +69,11 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
         (["LINE"], 2, "the following arguments are required: --tasks"),
         (["LINE", "--tasks", "t.yaml", "--split", "tset"], 2, "argument --split: invalid choice: 'tset'"),
         (["NOWHERE", "--tasks", "t.yaml"], 5, "there is no line here"),
+        (
+            ["LINE", "--tasks", "t.yaml", "--network", "net"],
+            2,
+            "'net' does not begin with python:, python:module",
+        ),
     ],
     "report": [
         (["LINE", "--quik"], 2, "plait report does not know '--quik'; did you mean --quick?"),
@@ -92,6 +97,11 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
         (["LINE/none.yaml", "out", "--workers", "0"], 2, "argument --workers: '0' is too small"),
     ],
     "finetune": [
+        (
+            ["t", "out", "--tasks", "t.yaml", "--network", "net"],
+            2,
+            "'net' does not begin with python:, python:mod",
+        ),
         (["t"], 2, "the following arguments are required: OUT, --tasks"),
         (
             ["t", "out", "--tasks", "t.yaml"],

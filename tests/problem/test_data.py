@@ -458,7 +458,7 @@ ROWS = {
     "list": ("[1]", "DIR/t.jsonl: line 1 is [1]; expected an object such as {text: …}"),
     "deep": ("[" * 100000, "DIR/t.jsonl: line 1 is not JSON (it is nested too deeply); expected one object a line"),
     "bytes": ("\udcff", "DIR/t.jsonl: is not UTF-8 text (byte 0); expected jsonl in UTF-8"),
-    "nothing": ("", "DIR/t.jsonl: there is no column 'text'; it has none: name the right one in columns"),
+    "nothing": ("", "DIR/t.jsonl: is empty; expected rows with the columns text, label"),
 }  # fmt: skip
 
 

@@ -253,10 +253,11 @@ def test_refusals(folder: Path, old: str, new: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "DIR/tasks.yaml: is None; expected the key tasks, and defaults where they have any"),
+        ("", "DIR/tasks.yaml: is empty; expected the key tasks, and defaults where they have any"),
         ("[a]", "DIR/tasks.yaml: is ['a']; expected the key tasks, and defaults where they have any"),
         ("tasks: {}", "DIR/tasks.yaml: tasks is {}, expected tasks by name, or a list of tasks with a name in eac"),
-        ("tasks: [3]", "DIR/tasks.yaml: 2 things cannot be honoured: (1) tasks[0] is 3, expected names and values"),
+        ("tasks: [3]", "DIR/tasks.yaml: tasks[0] is 3, expected names and values, name among them"),
+        ("defaults: {seed: 0}", "DIR/tasks.yaml: tasks is missing, expected tasks by name, or a list of tasks"),
         ("tasks: [{kind: causal-lm}]", "DIR/tasks.yaml: the task name None cannot be used; expected letters, digi"),
         ("tasks: [{name: a, kind: x}, {name: a}]", "two tasks are called 'a'; expected a name of its own for each"),
         ("tasks: {t: {kind: causal-lm, data: t.csv, splits: {}}}", "t.splits is empty, expected at least one of t"),

@@ -193,7 +193,9 @@ def test_training_that_diverges_names_the_step() -> None:
 
 def test_a_start_that_is_nan_is_not_blamed_on_the_rate() -> None:
     start = {**START, "bias": torch.tensor([float("nan"), 0.0]).double()}
-    with pytest.raises(NonFinite, match=r"the loss is nan at step 1 of 6; nothing was trained yet"):
+    with pytest.raises(
+        NonFinite, match=r"step 1 of 6; bias holds NaN or infinity before anything was trained"
+    ):
         train(linear(), None, start, EXAMPLES, Recipe(epochs=1, batch=2))
 
 

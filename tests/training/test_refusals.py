@@ -76,7 +76,11 @@ CHOICES: list[tuple[dict[str, Any], type[PlaitError], str]] = [
         NonFinite,
         "is too large for",
     ),
-    ({"base": "broken"}, NonFinite, "things: the loss is nan at step 1 of 3; nothing was trained yet"),
+    (
+        {"base": "broken"},
+        NonFinite,
+        "1 of 3; embeddings.LayerNorm.bias holds NaN or infinity before anything was",
+    ),
     ({"device": "tpu"}, UsageError, "device is tpu, expected cpu or cuda"),
     ({"threads": 0}, UsageError, "threads is 0, expected a whole number of at least 1"),
     ({"network": "python:nothing:there"}, RefusedInput, "python:nothing:there: cannot be imported"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.cli.opening import add_line, open_line
 from plait.cli.output import Answer, one_line, pairs, short, table
-from plait.cli.parser import Parser, Verb, positive
+from plait.cli.parser import Parser, Verb, network, positive
 from plait.errors import PlaitError
 from plait.words import safe
 
@@ -46,6 +46,7 @@ def _arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--network",
+        type=network,
         metavar="SPEC",
         help="python:module:function, where config.json does not describe the network",
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.output import Answer, number, pairs, short
-from plait.cli.parser import Parser, Verb, finite, natural, positive
+from plait.cli.parser import Parser, Verb, finite, natural, network, positive
 from plait.errors import RefusedInput
 from plait.words import plural, safe
 
@@ -62,6 +62,7 @@ def _arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--network",
+        type=network,
         metavar="SPEC",
         help="python:module:function, where config.json does not describe the network",
     )

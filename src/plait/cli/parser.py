@@ -90,6 +90,15 @@ def natural(text: str) -> int:
     return _whole(text, 0)
 
 
+def network(text: str) -> str:
+    """A network as a function of the user: python:module:function, with options behind `?`."""
+    if not text.startswith("python:"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not begin with python:, python:module:function is expected"
+        )
+    return text
+
+
 def hours(text: str) -> float:
     """A number of hours, 0 or more."""
     value = finite(text)

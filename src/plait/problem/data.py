@@ -95,9 +95,11 @@ def read_texts(path: Path, columns: Mapping[str, str], *, labelled: bool) -> Tex
     read = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv}[path.suffix]
     table = read(path, (*wanted, named))
     for name in (*wanted, *([named] if "split" in columns else [])):
+        if not table.names:
+            raise RefusedInput(f"{path}: is empty; expected rows with the columns {', '.join(wanted)}")
         if name not in table.columns:
             raise RefusedInput(
-                f"{path}: there is no column {shown(name)}; it has {', '.join(table.names) or 'none'}: "
+                f"{path}: there is no column {shown(name)}; it has {', '.join(table.names)}: "
                 "name the right one in columns"
             )
     where = Texts(path, (), None, None).where

@@ -18,7 +18,7 @@ from plait.problem.npz import Npz
 from plait.problem.python import call
 from plait.problem.spec import Part, Places, TaskSpec, read_spec
 from plait.problem.splits import Pool, Row, Share, cut
-from plait.recipe.findings import Findings, shown
+from plait.recipe.findings import Findings, shown, stands
 from plait.recipe.reader import load_yaml, read_text
 from plait.types import TASK_NAME, is_task_name
 
@@ -33,9 +33,8 @@ def load_tasks(path: str | Path, data: str | Path | None = None) -> dict[str, Ta
     file = Path(path)
     found = load_yaml(read_text(file, "list of tasks"), str(file), "list of tasks")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise RefusedInput(
-            f"{file}: is {shown(found)}; expected the key tasks, and defaults where they have any"
-        )
+        what = "empty" if found is None else shown(found)
+        raise RefusedInput(f"{file}: is {what}; expected the key tasks, and defaults where they have any")
     findings = Findings(str(file))
     findings.keys("", found, ("tasks", "defaults"))
     defaults = findings.mapping("defaults", found.get("defaults"))
@@ -62,13 +61,13 @@ def _named(value: Any, findings: Findings) -> list[tuple[str, dict[str, Any]]]:
     """Names and words of all tasks, from a mapping by name or from a list with a `name` in each."""
     if not isinstance(value, (dict, list)) or not value:
         findings.refuse(
-            f"tasks is {shown(value)}, expected tasks by name, or a list of tasks with a name in each"
+            f"tasks {stands(value)}, expected tasks by name, or a list of tasks with a name in each"
         )
         return []
     if isinstance(value, dict):
         rows = [(name, findings.mapping(f"tasks.{name}", row)) for name, row in value.items()]
     else:
-        listed = [findings.mapping(f"tasks[{i}]", row) for i, row in enumerate(value)]
+        listed = [row for _, row in findings.rows("tasks", value, "name")]
         rows = [(row.get("name"), {k: v for k, v in row.items() if k != "name"}) for row in listed]
     named: dict[str, dict[str, Any]] = {}
     for name, row in rows:

@@ -87,7 +87,7 @@ class Findings:
         """Where each row of a list of models stands, and the row: names and values, `key` among them. What is no such
         row is one finding and is left out."""
         if not isinstance(value, list) or not value:
-            self.refuse(f"{where} is {shown(value)}, expected a list of at least one model")
+            self.refuse(f"{where} {stands(value)}, expected a list of at least one model")
             return []
         rows = []
         for i, row in enumerate(value):
@@ -100,7 +100,7 @@ class Findings:
 
     def text(self, where: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
-            self.refuse(f"{where} is {shown(value)}, expected text")
+            self.refuse(f"{where} {stands(value)}, expected text")
             return ""
         return value
 
@@ -141,6 +141,11 @@ class Findings:
             )
             return None
         return DTYPES[value]
+
+
+def stands(value: Any) -> str:
+    """What is said of a value that is not what was expected: that it is missing, or what it is."""
+    return "is missing" if value is None else f"is {shown(value)}"
 
 
 def shown(value: Any, limit: int = 60) -> str:

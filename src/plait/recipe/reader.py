@@ -37,7 +37,8 @@ def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) 
     data = load_yaml(text, source)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise RefusedInput(
-            f"{source}: is {shown(data)}; expected the keys of a recipe, such as base, method, members"
+            f"{source}: is {'empty' if data is None else shown(data)}; expected the keys of a recipe, such as base, "
+            "method, members"
         )
     findings = Findings(source)
     if "merge_method" in data:

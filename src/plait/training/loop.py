@@ -114,7 +114,10 @@ class _Run:
             return loss
         advice = f"lower the rate, which is {self.recipe.rate:g}"
         if step == 1:
-            advice = "nothing was trained yet: do the base's weights or the head hold NaN?"
+            bad = next((n for n, t in self.live.items() if not bool(torch.isfinite(t).all())), None)
+            advice = "nothing was trained yet: does the head hold NaN?"
+            if bad is not None:
+                advice = f"{bad} holds NaN or infinity before anything was trained; repair the checkpoint"
         raise NonFinite(f"{self.what}: the loss is {loss} at step {step} of {total}; {advice}")
 
 
