@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from plait import engine
 from plait.checkpoint.format import read_header
@@ -18,10 +19,21 @@ from plait.engine import Incoming, Settings, size_of
 from plait.engine.passes import FoldPass
 from plait.engine.state import blank
 from plait.errors import NonFinite, RefusedInput, UsageError
-from plait.methods.base import Facts, Grain, Slot, TensorMethod, Where
+from plait.methods.base import (
+    AdditiveMethod,
+    Facts,
+    Grain,
+    Outlook,
+    Part,
+    Slot,
+    State,
+    TensorMethod,
+    Where,
+)
 from plait.methods.memory import Table, apply
 from plait.methods.registry import make
 from plait.tensors import BLOCK
+from plait.tensors.exact import Exact
 from plait.testing import sides_of
 from tests.engine.files import Bench, Tensors, all_same, expert_of, save, state_bytes
 from tests.engine.toys import ADDITIVE, Walk
@@ -281,6 +293,51 @@ class Odd(Wrong):
 
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"odd": Slot("exact", 3, "F64"), "few": Slot("narrow", 2), "plain": Slot("float32", 5)}
+
+
+@dataclass(frozen=True)
+class SumOfSides(AdditiveMethod):
+    """Adds the sum of a side to every element. The side is longer than the tensor, and its numbers are small."""
+
+    facts: ClassVar[Facts] = ADDITIVE
+
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        return "matrix"
+
+    def sides(self, shape: tuple[int, ...], name: str, dtype: str) -> dict[str, tuple[int, ...]]:
+        return {"long": (2000,)}
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return {"total": Slot("exact", 2000, "F32")}
+
+    def statistic(self, part: Part) -> dict[str, Exact]:
+        return {"total": Exact.of(part.side["long"])}
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact:
+        return Exact.of(state["total"].value().double().sum().repeat(where.count))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_state_longer_than_the_tensor_is_read_again_as_it_was(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Numbers beside the dense digits lie at places that the tensor does not have."""
+    draw = torch.Generator().manual_seed(0)
+    base = {"rows": torch.ones(4, 5).to(dtype)}
+    bench = Bench(tmp_path, base, [{"rows": base["rows"] + n} for n in range(1, 4)])
+    for number, member in enumerate(bench.members):
+        long = (torch.randn(2000, generator=draw).double() * 2.0**-9).pow(11 if number == 1 else 1)
+        bench.members[number] = replace(member, side=save(tmp_path / f"s{number}", {"long/rows": long}))
+    want, _ = bench.merge(SumOfSides(), new_state=tmp_path / "at-once")
+    assert read_header(tmp_path / "at-once" / "sparse.safetensors").tensors
+    bench.merge(SumOfSides(), bench.members[:2], new_state=tmp_path / "two")
+    found, _ = bench.merge(
+        SumOfSides(),
+        bench.members,
+        enter=bench.members[2:],
+        state=tmp_path / "two",
+        new_state=tmp_path / "three",
+    )
+    assert all_same(found, want)
+    assert state_bytes(tmp_path / "three") == state_bytes(tmp_path / "at-once")
 
 
 def test_state_of_a_length_of_its_own_is_for_whole_tensors() -> None:

@@ -246,6 +246,8 @@ def test_a_member_that_leaves_a_matrix_as_it_is_changes_nothing_in_it() -> None:
     base, experts = models(2)
     still = {"w": base["w"], "b": base["b"] + 1}
     assert torch.equal(update(base, [*experts, still]), update(base, experts))
+    nothing = {"name": "breadcrumbs", "density": 0, "gamma": 0.5}
+    assert torch.equal(update(base, experts, sparsify=nothing, ridge=0), torch.zeros(9, 14).double())
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Source:
         )
 
     def _side(self, desk: Desk, where: Where, member: Incoming, side: str) -> Tensor:
-        """A side of a piece, in memory of its own; NonFinite where it is not finite."""
+        """A side of a piece; holds until that of the next member is read. NonFinite where it is not finite."""
         ref = member.side[f"{side}/{where.name}"]
         if ref.shape == where.shape:
             values, first = desk.read(ref, where.first, where.count, f"side/{side}"), where.first
@@ -111,7 +111,7 @@ class Source:
             values, first = desk.read(ref, 0, ref.numel, f"side/{side}").view(ref.shape), 0
         if not bool(torch.isfinite(values).all()):
             refuse_nonfinite(values.reshape(-1), ref, first, f"{member.task}: {side}")
-        return values.clone()
+        return values
 
     def keep(self, desk: Desk, piece: Loaded, merged: Tensor) -> Tensor:
         """The merged piece, with what the base has where it is NaN or infinite. Overwrites the loaded
