@@ -115,6 +115,7 @@ class FakeLine:
             "versions": [digest(self.members)],
             "bytes": {"members": 2048, "state": 1024},
             "removal": "subtract",
+            "note": "not exact: a note",
         }
 
     def log(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from plait.cli.schema import SCHEMA
 from tests.cli.conftest import Plait
 from tests.line.models import base_tensors, expert_tensors, read, same_bits, write_folder
 
-NULL_IS_FINE = {"receipt", "accounting", "replay", "task", "dtype"}
+NULL_IS_FINE = {"receipt", "accounting", "replay", "task", "dtype", "note"}
 
 
 @pytest.fixture
@@ -104,6 +104,27 @@ def test_the_same_road_in_words(plait: Plait) -> None:
         assert done.code == 0, done.err
         assert done.out
     assert digest[:12] in plait("log", "line").out
+
+
+@pytest.mark.usefixtures("world")
+def test_a_removal_by_algebra_says_that_it_is_not_exact(plait: Plait) -> None:
+    plait("init", "line", "--base", "base", "--method", "mdm_oc", "--private", "classifier.*")
+    for task in "abc":
+        plait("merge", "line", task)
+    gone = plait("unmerge", "line", "a", "--algebraic")
+    assert gone.code == 0, gone.err
+    rows = [line.split() for line in gone.out.splitlines()]
+    assert ["how", "algebraic"] in rows
+    assert ["exact", "no"] in rows
+    assert "note: not exact: algebraic removal of a (" in gone.out
+    assert "not exact: algebraic removal of a" in plait("status", "line").out
+    assert "recomputation" in plait("unmerge", "line", "b").out
+    assert "not exact" not in plait("status", "line").out
+    plait("init", "other", "--base", "base", "--private", "classifier.*")
+    plait("merge", "other", "a")
+    refused = plait("unmerge", "other", "a", "--algebraic")
+    assert refused.code != 0
+    assert "method average has no algebraic removal" in refused.err
 
 
 @pytest.mark.usefixtures("world")

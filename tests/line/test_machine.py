@@ -31,6 +31,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "model_stock": [{}],
     "magmax": [{"scale": 1.0}],
     "opcm": [{}, {"variant": "diagonal"}],
+    "mdm_oc": [{"dependent": "skip"}, {"granularity": "layer", "dependent": "skip"}],
 }
 
 
@@ -54,11 +55,16 @@ class LineMachine(RuleBasedStateMachine):
         self.method, options = method, OPTIONS[method]
         self.options = options[pick % len(options)]
         retention: Literal["vectors", "statistics"] = "vectors"
-        if statistics and method not in ("magmax", "opcm"):
+        if statistics and method not in ("magmax", "opcm", "mdm_oc"):
             retention = "statistics"
         self.retention = retention
         self.line = Line.create(
-            self.folder / "line", self.base, method, retention=retention, snapshots=snapshots, **self.options
+            self.folder / "line",
+            self.base,
+            method,
+            retention=retention,
+            snapshots=0 if method == "mdm_oc" else snapshots,
+            **self.options,
         )
         self.expected: list[tuple[str, int, float]] = []
         self.count = 0

@@ -90,8 +90,10 @@ def cut(patch: pytest.MonkeyPatch, where: str) -> None:
     elif where == "after it is published":
         patch.setattr(Versions, "publish", stop_after(Versions.publish))
     elif where == "between the files of the state":
-        dense = stop_after(Objects.put_file, lambda self, path: path.name == "dense.safetensors")
-        patch.setattr(Objects, "put_file", dense)
+        first = ("dense.safetensors", "combination.json")
+        patch.setattr(
+            Objects, "put_file", stop_after(Objects.put_file, lambda self, path: path.name in first)
+        )
     elif where == "after the state":
         patch.setattr(plait.line.commit, "_put_state", stop_after(plait.line.commit._put_state))
     else:
@@ -109,6 +111,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "model_stock": {},
     "magmax": {"scale": 1.0},
     "opcm": {"snapshots": 1},
+    "mdm_oc": {},
 }
 VERBS: dict[str, tuple[str, Callable[[Line, Path], Any]]] = {  # the members before, and the command
     "merge": ("ab", lambda line, world: line.merge(world / "c")),

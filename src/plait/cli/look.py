@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.cli.opening import add_line, deployed, open_line
-from plait.cli.output import Answer, listed, number, pairs, short, table
+from plait.cli.output import Answer, listed, number, one_line, pairs, short, table
 from plait.cli.parser import Parser, Verb
 from plait.words import plural, safe, size
 
@@ -25,6 +25,7 @@ def _status(args: Namespace) -> Answer:
         ("on disk", f"members {size(bytes_['members'])}, state {size(bytes_['state'])}"),
         ("changed", f"{state['changed']}, {plural(state['events'], 'entry', 'entries')} in the ledger"),
         *deployed(result),
+        ("note", one_line(state["note"]) if state.get("note") else None),
         ("versions", _versions(state)),
     ]
     lines = [f"line {safe(args.line)}", *pairs(rows)]

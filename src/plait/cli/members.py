@@ -73,6 +73,11 @@ def _checkpoint_words(args: Namespace) -> dict[str, Any]:
 def _unmerge_arguments(parser: Parser) -> None:
     add_line(parser)
     parser.add_argument("task", metavar="TASK", help="the member to take out")
+    parser.add_argument(
+        "--algebraic",
+        action="store_true",
+        help="subtract its direction only (mdm_oc): not exact, for comparison",
+    )
     _own_checkpoint(parser)
 
 
@@ -88,6 +93,8 @@ def _own_checkpoint(parser: Parser) -> None:
 def _unmerge(args: Namespace) -> Answer:
     line = open_line(args)
     words: dict[str, Any] = {"checkpoint": args.checkpoint, "allow_pickle": args.allow_pickle}
+    if args.algebraic:
+        words["how"] = "algebraic"
     return _changed(line, args, line.unmerge(args.task, **words), "unmerged {task}")
 
 

@@ -46,6 +46,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "seed": "seed of the line",
         "events": "number of ledger entries",
         "changed": "UTC time of the newest entry",
+        "note": "what must be known of the deployed model, such as that it is not exact; null for nothing",
         "members": "list of {task, weight, digest, source, private, descends} in order of arrival",
         "version": "root digest of the model that is deployed",
         "model": "folder of that model",

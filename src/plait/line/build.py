@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from plait.checkpoint.keys import matcher, untied
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.checkpoint.output import plan_output
-from plait.errors import PlaitError
+from plait.errors import PlaitError, UsageError
 from plait.line.member import Member, refs_of, seed_of
+from plait.methods.coefficients import STATELESS, Coefficients
 from plait.types import TensorRef
 from plait.words import plural
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from plait.engine import Folded, Incoming, Settings, Sums
     from plait.methods.base import TensorMethod
     from plait.store import Store
-
-STATE_FILES = ("dense.safetensors", "sparse.safetensors")
 
 StateObjects = dict[str, str]
 """File name inside a state folder -> object digest."""
@@ -95,17 +94,24 @@ def build(
     enter: Sequence[Operand],
     leave: Sequence[Operand] = (),
     state: StateObjects | None = None,
+    coefficients: Coefficients | None = None,
 ) -> Built:
     """Make the version whose members are `after`. What an interrupted run of the same left in `work` is used.
 
     state: the state that `enter` is added to and `leave` taken from; None: from nothing.
-    For a fold, `state` is that of a prefix of `after`, and `enter` the rest in order.
+    For a fold, `state` is that of a prefix of `after`, and `enter` the rest in order. Where no state is folded on,
+    all members enter, `enter` has those that may not be in the store yet, and `state` is what is known of them.
+    coefficients: of the members' task vectors, where they are not those that follow from the members.
     """
     from plait import engine
 
     if not after:
         return Built(None, setting.base_digest, setting.base_digests, (), None, {}, {}, ())
-    making = _Making(setting, work, list(after), _link_state(setting, state, work / "state-in"), state)
+    making = _Making(setting, work, list(after), link_state(setting, state, work / "state-in"), state)
+    making.coefficients = coefficients
+    if keeps_no_state(setting.method):
+        handed = {o.member.task: o for o in enter}
+        enter = [handed.get(m.task) or operand(setting, m) for m in after]
     stages = _stages(setting, after, enter)
     for position, stage in stages[:-1]:
         folder = work / f"snapshot-{position}"
@@ -121,7 +127,7 @@ def build(
     folded = making.fold(
         len(after), stages[-1][1], leave, work / "state", {n: output.places[n] for n in base}
     )
-    if setting.snapshots and len(after) % setting.snapshots == 0 and not _additive(setting.method):
+    if setting.snapshots and len(after) % setting.snapshots == 0 and _folds(setting.method):
         making.snapshots[len(after)] = work / "state"
     rest = [n for n in output.places if n not in base]
     engine.copy([(setting.base.tensors[n], output.places[n]) for n in rest], making.settings)
@@ -135,7 +141,7 @@ def build(
         work / "state",
         making.snapshots,
         {**folded.counts, "bytes_read": making.read, "bytes_written": making.written},
-        overflow(folded.overflowed),
+        (*overflow(folded.overflowed), *making.notes),
         making.sums,
     )
 
@@ -155,6 +161,8 @@ class _Making:
     identity: str = ""
     read: int = 0
     written: int = 0
+    notes: tuple[str, ...] = ()
+    coefficients: Coefficients | None = None
 
     def __post_init__(self) -> None:
         self.settings = engine_settings(self.setting.workers, self.setting.chunk, True)
@@ -177,9 +185,9 @@ class _Making:
         folded = engine.fold(
             setting.method,
             mergeable(setting.base, setting.private),
-            [_incoming(setting, m, refs) for m in members],
-            enter=[_incoming(setting, o.member, o.refs) for o in enter],
-            leave=[_incoming(setting, o.member, o.refs) for o in leave],
+            [incoming(setting, Operand(m, refs)) for m in members],
+            enter=[incoming(setting, o) for o in enter],
+            leave=[incoming(setting, o) for o in leave],
             state=self.state,
             new_state=folder,
             out=out,
@@ -188,7 +196,9 @@ class _Making:
             journal=self.work / f"journal-{position}",
             base_identity=setting.base_digest,
             state_identity=self.identity,
+            coefficients=self.coefficients,
         )
+        self.notes = tuple(folded.concluded.get("notes", ()))
         self.sums[folder] = folded.sums
         self.read += folded.bytes_read
         self.written += folded.bytes_written
@@ -218,7 +228,7 @@ def _stages(
     setting: Setting, after: Sequence[Member], enter: Sequence[Operand]
 ) -> list[tuple[int, list[Operand]]]:
     """Cut what enters a fold where a snapshot is due: [(members after the stage, operands), ...], at least one."""
-    if _additive(setting.method) or not setting.snapshots:
+    if not _folds(setting.method) or not setting.snapshots:
         return [(len(after), list(enter))]
     stages: list[tuple[int, list[Operand]]] = []
     stage: list[Operand] = []
@@ -230,8 +240,28 @@ def _stages(
     return stages or [(len(after), [])]
 
 
-def _additive(method: TensorMethod) -> bool:
-    return method.facts.family == "additive"
+def _folds(method: TensorMethod) -> bool:
+    """Whether members step into a state in their order."""
+    return method.facts.family != "additive" and not keeps_no_state(method)
+
+
+def keeps_no_state(method: TensorMethod) -> bool:
+    """Whether the model is made from all members each time."""
+    return method.facts.family in STATELESS
+
+
+def check_kept(method: TensorMethod, retention: str, snapshots: int) -> None:
+    """UsageError where a line that keeps no state would lack its members, or would keep snapshots of it."""
+    if keeps_no_state(method) and retention != "vectors":
+        raise UsageError(
+            f"retention is {retention}, and {method.name} makes the model from all task vectors at each change; use "
+            "vectors"
+        )
+    if keeps_no_state(method) and snapshots:
+        raise UsageError(
+            f"snapshots is {snapshots}, and {method.name} has no state to keep: nothing is folded again when a "
+            "member leaves; use 0"
+        )
 
 
 def _learn(
@@ -255,13 +285,15 @@ def knowledge(setting: Setting, member: Member) -> dict[str, Any] | None:
     return found
 
 
-def _incoming(setting: Setting, member: Member, refs: Mapping[str, TensorRef]) -> Incoming:
+def incoming(setting: Setting, operand: Operand) -> Incoming:
+    """A member as the engine sees it."""
     from plait import engine
 
+    member = operand.member
     return engine.Incoming(
         task=member.task,
         weight=member.weight,
-        refs=dict(refs),
+        refs=dict(operand.refs),
         known=knowledge(setting, member),
         seed=seed_of(setting.seed, member.digest),
         identity=member.digest,
@@ -276,7 +308,7 @@ def engine_settings(workers: int | None, chunk: int | None, allow_nonfinite: boo
     return engine.Settings(**chosen, allow_nonfinite=allow_nonfinite)
 
 
-def _link_state(setting: Setting, state: StateObjects | None, folder: Path) -> Path | None:
+def link_state(setting: Setting, state: StateObjects | None, folder: Path) -> Path | None:
     """Present objects under the names that the engine gave them."""
     shutil.rmtree(folder, ignore_errors=True)
     if not state:

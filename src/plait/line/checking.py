@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.evaluation.rows import Rows
-from plait.line.build import Setting, build, operand, stack_of, version_digest
+from plait.line.algebra import again, combination
+from plait.line.build import Setting, stack_of, version_digest
 from plait.line.member import Member
 from plait.line.views import last, tensors
 from plait.store import Store
@@ -43,10 +44,12 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
     if any(m.object is None for m in members):
         kept = store.settings["retention"]
         return f"not comparable: this line keeps no members (retention {kept})", []
+    inexact = head.get("inexact")
+    if inexact and combination(store, head) is None:
+        return f"not comparable: {inexact['note']}, and what was kept of {inexact['task']} was purged", []
     store.clear_workspaces()
     work = store.workspace("replay")
-    fresh = [Member.of({**row, "known": None}) for row in head["members"]]
-    built = build(setting, fresh, work, enter=[operand(setting, m) for m in fresh])
+    built = again(setting, head, work)
     problems = []
     recorded = tensors(store, head)
     if built.digest != head["version"]:
@@ -56,7 +59,7 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
             f"{'1 tensor differs' if len(wrong) == 1 else f'{len(wrong)} tensors differ'}"
             f"{f', such as {wrong[0]}' if wrong else ''}"
         )
-    elif built.state is not None:
+    elif built.state is not None and not inexact:
         problems += _same_state(built.state, head["state"] or {})
     store.clear_workspaces()
     now = stack_of([])

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.errors import PlaitError
 from plait.line import removal, views
-from plait.line.build import STATE_FILES, Built, StateObjects, software, stack_of, write_json
+from plait.line.build import Built, StateObjects, software, stack_of, write_json
 from plait.store import Store
 
 
@@ -25,8 +25,10 @@ def commit(
     receipt: dict[str, Any] | None = None,
     accounting: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Record a change; returns what the user is told. `fresh`: the state was made from nothing.
+    """Record a change; returns what the user is told. `fresh`: the state was made from nothing. more: fields of the
+    entry that only this kind of change has.
 
     Killed anywhere before the entry is written, the line is as it was, and `resume` finds again what had been
     put away; a failure after it is only a note.
@@ -54,6 +56,7 @@ def commit(
             "receipt": receipt,
             "software": software(),
             "seconds": round(time.monotonic() - began, 3),
+            **(more or {}),
         }
     )
     row = {**views.event(entry), "path": str(store.versions.path(built.digest))}
@@ -70,7 +73,7 @@ def _put_state(store: Store, built: Built, folder: Path) -> StateObjects:
             return store.objects.keep(built.stored[path])
         return store.objects.put_file(path)
 
-    return {name: put(folder / name) for name in STATE_FILES}
+    return {name: put(folder / name) for name in sorted(built.sums[folder])}
 
 
 def _snapshots(

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from plait.checkpoint.layout import open_checkpoint
 from plait.errors import NotRemovable, RefusedInput, UsageError
-from plait.line import removal, views
+from plait.line import algebra, removal, views
 from plait.line.build import (
     Built,
     Operand,
     Setting,
     StateObjects,
+    check_kept,
+    keeps_no_state,
     open_version,
     operand,
     stack_of,
@@ -95,11 +97,12 @@ class Line:
         additive = chosen.facts.family == "additive"
         if retention not in ("vectors", "statistics", "none"):
             raise UsageError(f"retention is {retention!r}, expected vectors, statistics or none")
-        if retention == "statistics" and not additive:
+        if retention == "statistics" and not additive and not keeps_no_state(chosen):
             raise UsageError(
                 f"retention statistics needs an additive method, {method} is a {chosen.facts.family}; "
                 "use vectors, or none if nothing will ever be removed"
             )
+        check_kept(chosen, retention, snapshots)
         for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
             if type(value) is not int or (least is not None and value < least):
                 atleast = "" if least is None else f" of at least {least}"
@@ -181,25 +184,39 @@ class Line:
             )
             built = build_or_find(setting, [*members, new.member], work, enter=[new], state=self._state())
             told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
-            return commit(self.store, "merge", task, built, work, began, fresh=not members, **told)
+            fresh = not members or keeps_no_state(setting.method)
+            return commit(self.store, "merge", task, built, work, began, fresh=fresh, **told)
 
     def unmerge(
-        self, task: str, *, checkpoint: str | Path | None = None, allow_pickle: bool = False
+        self,
+        task: str,
+        *,
+        checkpoint: str | Path | None = None,
+        allow_pickle: bool = False,
+        how: Literal["exact", "algebraic"] = "exact",
     ) -> dict[str, Any]:
         """Take a member out. The result has the bytes it would have had, had the task never been merged.
 
+        how: "algebraic" subtracts the member's direction instead, for methods that have such a removal (mdm_oc). That
+        is not exact: the receipt says what stays of the member. The next change is exact again.
         checkpoint: the member's own checkpoint, needed under retention "statistics".
         Raises RefusedInput where the task is no member, NotRemovable where the line cannot take it out.
         """
         began = time.monotonic()
         with self.store.lock("unmerge"):
             setting, work, members, index = self._begin("unmerge", task)
+            if how == "algebraic":
+                algebra.check(setting.method)
+                if len(members) > 1:  # of a single member, nothing is left: that is exact
+                    return algebra.unmerge(setting, work, members, index, began)
+            elif how != "exact":
+                raise UsageError(f"how is {how!r}, expected exact or algebraic")
             after = [m for m in members if m.task != task]
-            built, how, fresh = self._without(
+            built, way, fresh = self._without(
                 setting, work, members[index], after, index, (), checkpoint, allow_pickle
             )
             stack = stack_of([] if fresh else self._head()["stack"])
-            receipt = removal.receipt(members[index], after, how, built.digest, stack)
+            receipt = removal.receipt(members[index], after, way, built.digest, stack)
             return commit(self.store, "unmerge", task, built, work, began, fresh=fresh, receipt=receipt)
 
     def reweight(
@@ -412,6 +429,10 @@ class Line:
     ) -> tuple[Built, str, bool]:
         """The line with `old`, which is at `index`, gone and `enter` in its place. Returns also how, and whether
         the state was made from nothing."""
+        if keeps_no_state(setting.method):
+            new = [o for o in enter if isinstance(o, Operand)]
+            built = build_or_find(setting, after, work, enter=new, state=self._state())
+            return built, "recomputation", True
         if setting.method.facts.family == "additive":
             gone = self._at_hand(setting, old, checkpoint, work, allow_pickle)
             back = [o if isinstance(o, Operand) else Operand(o, gone.refs) for o in enter]

@@ -65,7 +65,7 @@ def purge(store: Store, task: str) -> dict[str, Any]:
     head = entries[-1]
     if any(m["task"] == task for m in head["members"]):
         raise RefusedInput(f"task {task} is still a member; unmerge it first, then purge")
-    if not any(m["task"] == task for e in entries for m in e["members"]):
+    if not any(_has(e, task) for e in entries):
         raise RefusedInput(f"task {task!r} was never a member of this line; nothing to purge (see plait log)")
     versions, objects = _holding(store, entries, task)
     exports = [
@@ -96,19 +96,24 @@ def purge(store: Store, task: str) -> dict[str, Any]:
     carriers = [m["task"] for m in head["members"] if task in (m["descends"] or {}).get("tasks", ())]
     if carriers:
         receipt |= {"descends": carriers, "note": _told(carriers, task)}
-    return event(store.ledger.append({**carried(head), "verb": "purge", "task": task, "receipt": receipt}))
+    inexact = head.get("inexact") or {}
+    if inexact.get("task") == task:
+        more = f"; {receipt['note']}" if "note" in receipt else ""
+        receipt["note"] = f"the deployed version still holds part of it ({inexact['note']}){more}"
+    done = {**carried(_released(head, task)), "verb": "purge", "task": task, "receipt": receipt}
+    return event(store.ledger.append(done))
 
 
 def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tuple[list[str], list[str]]:
     """Versions and objects on disk that exist because of `task` and that the line can live without."""
-    inside = [e for e in entries if any(m["task"] == task for m in e["members"])]
-    clean = {e["version"] for e in entries if e not in inside}
-    live = needed(entries).objects
+    inside = [e for e in entries if _has(e, task)]
+    clean = {e["version"] for e in entries if e not in inside} | {entries[-1]["version"]}
+    live = needed([*entries[:-1], _released(entries[-1], task)]).objects
     objects: set[str] = set()
     for entry in inside:
         mine = [m for m in entry["members"] if m["task"] == task]
         objects |= {d for m in mine for d in (m["object"], m["config"], m["known"]) if d}
-        for state in (entry["state"] or {}, *entry["snapshots"].values()):
+        for state in (entry["state"] or {}, *entry["snapshots"].values(), entry.get("objects") or {}):
             objects |= set(state.values())
         if entry["version"] not in clean:
             objects.add(entry["tensors"])
@@ -119,10 +124,23 @@ def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tupl
     )
 
 
+def _has(entry: Mapping[str, Any], task: str) -> bool:
+    """Whether the model of an entry holds a task: as a member, or as what an algebraic removal has left of it."""
+    left = (entry.get("inexact") or {}).get("task") == task
+    return left or any(m["task"] == task for m in entry["members"])
+
+
+def _released(head: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """The last entry without what it needs of a task that was removed from it by algebra."""
+    left = (head.get("inexact") or {}).get("task") == task
+    return {key: value for key, value in head.items() if not (left and key == "objects")}
+
+
 def _forget_rows(store: Store, entries: Sequence[dict[str, Any]], task: str) -> int:
     """Remove what was measured on the task's expert, on versions that contain it, and with its private tensors."""
-    inside = [e for e in entries if any(m["task"] == task for m in e["members"])]
+    inside = [e for e in entries if _has(e, task)]
     versions = {e["version"] for e in inside} - {e["version"] for e in entries if e not in inside}
+    versions -= {entries[-1]["version"]}
     mine = {m["digest"] for e in inside for m in e["members"] if m["task"] == task}
     private = mine - {m["digest"] for m in entries[-1]["members"]}
 
@@ -137,7 +155,8 @@ def _forget_rows(store: Store, entries: Sequence[dict[str, Any]], task: str) -> 
 def carried(head: Mapping[str, Any]) -> dict[str, Any]:
     """What an event that changes no model takes over from the entry before."""
     keys = ("method", "options", "seed", "members", "version", "tensors", "state", "snapshots", "stack")
-    return {key: head[key] for key in keys}
+    extra = ("objects", "inexact")  # of a model that is no function of its members
+    return {key: head[key] for key in keys} | {key: head[key] for key in extra if key in head}
 
 
 def retire(store: Store, work: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from plait.errors import PlaitError
 from plait.evaluation.rows import Role
-from plait.line.build import Setting, build, open_version, operand
+from plait.line.algebra import again, combination
+from plait.line.build import Setting, open_version
 from plait.line.exporting import put_private
 from plait.line.member import Member, private_refs, refs_of
 from plait.store import Store
@@ -58,6 +59,9 @@ def check(store: Store, subject: Subject) -> None:
         return
     if store.versions.has(subject.digest):
         return
+    inexact = subject.entry.get("inexact")
+    if inexact and combination(store, subject.entry) is None:
+        raise Gone(_why(store, f"it is not on disk any more, and is no function of its members ({inexact['note']})"))
     lost = [m["task"] for m in subject.entry["members"] if not kept(store, m)]
     if lost:
         raise Gone(_why(store, f"it is not on disk any more, and what is kept lacks {', '.join(lost)}"))
@@ -85,8 +89,7 @@ def tensors(setting: Setting, subject: Subject) -> Iterator[dict[str, TensorRef]
 
 
 def _built_again(setting: Setting, subject: Subject, work: Path) -> dict[str, TensorRef]:
-    members = [Member.of({**row, "known": None}) for row in subject.entry["members"]]
-    built = build(setting, members, work, enter=[operand(setting, m) for m in members])
+    built = again(setting, subject.entry, work)
     if built.folder is None or built.digest != subject.digest:
         raise Gone(
             f"its members give {built.digest[:12]} now; it was made by another stack of software "

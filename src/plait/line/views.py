@@ -54,6 +54,7 @@ def status(store: Store) -> dict[str, Any]:
         "versions": sorted(store.versions.all()),
         "bytes": sizes,
         "removal": removal_of(settings),
+        "note": (head.get("inexact") or {}).get("note"),
     }
 
 
@@ -120,6 +121,8 @@ def holds(entry: Mapping[str, Any]) -> set[str]:
     for member in entry["members"]:
         tasks.add(member["task"])
         tasks.update((member["descends"] or {}).get("tasks", ()))
+    if entry.get("inexact"):
+        tasks.add(entry["inexact"]["task"])
     return tasks
 
 
