@@ -61,6 +61,10 @@ def test_method_obeys_the_laws(case: tuple[str, dict[str, Any], bool | None]) ->
     check(make(name, options), gives_back=gives_back)
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - {case[0] for case in SETS}))
+WITH_LOSSES = {"ode_m"}
+"""Methods that need a problem; their own tests hand one in."""
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {case[0] for case in SETS} - WITH_LOSSES))
 def test_every_other_registered_method_obeys_the_laws_as_it_comes(name: str) -> None:
     check(make(name))
