@@ -11,6 +11,7 @@ import pytest
 from plait.bench import cells, stream, tuning
 from plait.bench.pool import Pool
 from plait.bench.results import Score
+from plait.bench.specs import parse
 from plait.bench.stream import Merged
 from plait.bench.tuning import Stock
 from plait.bench.worker import Model
@@ -97,8 +98,7 @@ def test_a_cell_measures_each_model_on_the_tasks_that_are_in_it(
 def test_the_option_with_the_best_mean_is_taken_the_smallest_of_equals(stock: Stock, tmp_path: Path) -> None:
     right = [3, 6, 6, 5]  # for scale 0.3, 0.5, 0.7, 1
     pool = Scores(lambda model, task, step: Score(right[step - 1] + (task == "a"), 10))
-    kind = find("task_arithmetic")
-    found = tuning.tune("task_arithmetic", kind, stock, 4, cast(Pool, pool), tmp_path)
+    found = tuning.tune(parse("task_arithmetic"), stock, 4, cast(Pool, pool), tmp_path)
     assert [row["value"] for row in found["tuning"]["tried"]] == [0.3, 0.5, 0.7, 1.0]
     assert [row["accuracy"] for row in found["tuning"]["tried"]] == pytest.approx(
         [(3 * r + 1) / 30 for r in right]
@@ -117,7 +117,7 @@ def test_the_option_with_the_best_mean_is_taken_the_smallest_of_equals(stock: St
 
 def test_an_end_of_the_grid_is_told(stock: Stock, tmp_path: Path) -> None:
     pool = Scores(lambda model, task, step: Score(step, 10))
-    found = tuning.tune("task_arithmetic", find("task_arithmetic"), stock, 3, cast(Pool, pool), tmp_path)
+    found = tuning.tune(parse("task_arithmetic"), stock, 3, cast(Pool, pool), tmp_path)
     assert (found["tuning"]["chosen"], found["tuning"]["edge"]) == (0.7, True)
 
 
@@ -126,7 +126,7 @@ def test_where_nothing_is_chosen_nothing_is_tried(
     stock: Stock, tmp_path: Path, name: str, budget: int
 ) -> None:
     pool = Scores(None)
-    found = tuning.tune(name, find(name), stock, budget, cast(Pool, pool), tmp_path)
+    found = tuning.tune(parse(name), stock, budget, cast(Pool, pool), tmp_path)
     assert pool.asked == []
     assert found["tuning"] == {"option": None, "tried": [], "chosen": None, "edge": False}
     assert found["options"] == find(name)().options()

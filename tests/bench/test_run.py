@@ -12,6 +12,7 @@ import pytest
 from plait.bench import results, run, worker
 from plait.bench.cells import measure_stream
 from plait.bench.run import Asked
+from plait.bench.specs import parse
 from plait.bench.suites import Sources, find
 from plait.bench.worker import Model, Setup
 from plait.cli import main
@@ -177,9 +178,63 @@ def test_wrong_words_and_files_are_told_before_anything_is_done(tmp_path: Path) 
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_method_that_needs_losses_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.methods.base import ModelMethod
+def test_a_method_that_looks_at_data_needs_the_last_model_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="regmean looks at data of the tasks, which streams do not"):
+        run.run(asked(tmp_path, methods=("average", "regmean")))
 
-    monkeypatch.setattr(run, "find_method", lambda name: ModelMethod)
-    with pytest.raises(UsageError, match="method average needs losses of the tasks"):
-        run.run(asked(tmp_path))
+
+LOOKING = (
+    "average",
+    "opcm",
+    "regmean",
+    "task_arithmetic fit=gradient fit.evaluations=12",
+    "ties fit=cmaes fit.evaluations=4",
+)
+
+
+@pytest.mark.slow
+def test_the_last_model_alone(place: Path, tmp_path: Path) -> None:
+    """Merged at once in memory it is the model that the streams end with; fits and statistics are at hand."""
+    out = tmp_path / "last.json"
+    words = [
+        "--methods",
+        ",".join(LOOKING),
+        "--orders",
+        "42-43",
+        "--cache",
+        str(place / "cache"),
+        "--budget",
+        "2",
+    ]
+    assert main(["bench", "run", "tiny", "--last", "--out", str(out), "--quiet", *words]) == 0
+    found, streams = results.read(out), results.read(place / "r.json")
+    assert len(found["cells"]) == 2 * len(LOOKING)
+    for name in ("average", "opcm"):
+        for seed in (42, 43):
+            cell, stream = results.cell_of(found, name, seed, last=True), results.cell_of(streams, name, seed)
+            assert cell is not None
+            assert stream is not None
+            assert cell["versions"][-1] == stream["versions"][-1]
+            assert cell["right"][-1] == stream["right"][-1]
+            assert cell["figures"]["acc"] == stream["figures"]["acc"]
+            assert cell["figures"]["backward"] is None
+    fitted = [c for c in found["cells"] if "fit" in c]
+    assert {c["method"] for c in fitted} == {parse(m).label for m in LOOKING if "fit" in m}
+    for cell in fitted:
+        assert cell["fit"]["loss"] <= cell["fit"]["start"]
+        assert cell["fit"]["evaluations"] in (4, 12)
+    cosines = found["cosines"]
+    assert [cosines[i][i] for i in range(3)] == pytest.approx([1, 1, 1])
+    assert cosines[0][1] == cosines[1][0]
+    # streams take the place of what says less, and are not undone by it
+    assert bench_at(out, place, "average", "42") == 0
+    again = results.read(out)
+    stream = results.cell_of(again, "average", 42)
+    assert stream is not None
+    assert stream["figures"]["backward"] is not None
+    assert len(again["cells"]) == 2 * len(LOOKING)
+
+
+def bench_at(out: Path, place: Path, methods: str, orders: str) -> int:
+    words = ["--methods", methods, "--orders", orders, "--cache", str(place / "cache"), "--budget", "2"]
+    return main(["bench", "run", "tiny", "--out", str(out), "--quiet", *words])

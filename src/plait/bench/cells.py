@@ -56,6 +56,40 @@ def measure_stream(
     }
 
 
+def last_cell(
+    name: str, order: Sequence[str], rows: Mapping[str, Any], found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The cell of a model of all tasks that was merged at once; nothing is known of the models before it.
+
+    found: what `at_once.merge_and_measure` returned.
+    """
+    scores = [found["scores"][task] for task in order]
+    before = [[None] * len(order)] * (len(order) - 1)
+
+    def matrix(of: Callable[[Score], Any]) -> list[list[Any]]:
+        return [*before, [of(score) for score in scores]]
+
+    values = matrix(lambda score: score.value)
+    more = {key: found[key] for key in ("fit", "known", "work") if found[key] is not None}
+    return {
+        "method": name,
+        "order": list(order),
+        "last": True,
+        "versions": [*[None] * (len(order) - 1), found["version"]],
+        "right": matrix(lambda score: score.right),
+        "undefined": matrix(lambda score: score.undefined),
+        "values": values,
+        "low": matrix(lambda score: results.interval(score.right, score.count)[0]),
+        "high": matrix(lambda score: results.interval(score.right, score.count)[1]),
+        "seconds": [round(found["seconds"], 3)],
+        "cpu": [round(found["cpu"], 3)],
+        "memory": [None],
+        "bytes": None,
+        "figures": results.last_figures(values[-1], order, rows),
+        **more,
+    }
+
+
 def _matrix(scores: Sequence[Sequence[Score]], of: Callable[[Score], Any]) -> list[list[Any]]:
     """Rows of full length: None for tasks that are not in yet."""
     return [[*map(of, row), *[None] * (len(scores) - len(row))] for row in scores]

@@ -149,9 +149,24 @@ def scores(found: Mapping[str, Any]) -> dict[tuple[str, str], Score]:
     return held
 
 
-def cell_of(found: Mapping[str, Any], method: str, seed: int) -> dict[str, Any] | None:
-    """The finished cell of a method and an order."""
-    return next((c for c in found["cells"] if (c["method"], c["seed"]) == (method, seed)), None)
+def cell_of(found: Mapping[str, Any], method: str, seed: int, *, last: bool = False) -> dict[str, Any] | None:
+    """The finished cell of a method and an order. last: one of the last model alone will do."""
+    cells = (c for c in found["cells"] if (c["method"], c["seed"]) == (method, seed))
+    return next((c for c in cells if last or not c.get("last")), None)
+
+
+def last_figures(final: Sequence[float], order: Sequence[str], rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that the last model alone has; None for the others."""
+    from plait.evaluation import metrics
+
+    base, experts = ([rows[who][task]["value"] for task in order] for who in ("base", "experts"))
+    return {
+        "acc": metrics.accuracy(final),
+        "normalised": metrics.normalised_accuracy(final, experts),
+        "base": metrics.accuracy(base),
+        "experts": metrics.accuracy(experts),
+        **dict.fromkeys(("backward", "backward_over_t", "forgetting", "plasticity_gap")),
+    }
 
 
 def figures(

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from plait.bench import experts, machine, results, worker
-from plait.bench.cells import measure_stream
+from plait.bench.at_once import cosines
+from plait.bench.cells import last_cell, measure_stream
 from plait.bench.grids import BUDGET
 from plait.bench.pool import Pool, processes
+from plait.bench.specs import Spec, parse
 from plait.bench.suites import Sources, Suite, find
-from plait.bench.tuning import Stock, tune
+from plait.bench.tuning import Stock, submit_at_once, tune
 from plait.bench.worker import BATCH, Model, Setup
 from plait.bench.writing import write_json
 from plait.errors import UsageError
-from plait.methods.base import Method, TensorMethod
-from plait.methods.registry import find as find_method
+from plait.methods.choosing import fit_of_method
 from plait.store.lock import hold
 
 Say = Callable[[str], None]
@@ -36,8 +37,9 @@ DECISIVE = ("plait", "torch", "cpu")
 class Asked:
     """What a run is asked for.
 
-    out: the file of results. cache: a folder for experts and for work. test: test examples of a task at most; None
-    for as many as the suite says. workers: processes.
+    methods: as `specs.parse` takes them. out: the file of results. cache: a folder for experts and for work. test:
+    test examples of a task at most; None for as many as the suite says. workers: processes. last: measure only the
+    model of all tasks, merged at once, not those on the way.
     """
 
     suite: str
@@ -50,6 +52,7 @@ class Asked:
     test: int | None = None
     workers: int = 2
     device: str = "cpu"
+    last: bool = False
 
 
 def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
     results; LockedError where another run of the suite uses the cache.
     """
     suite = find(asked.suite)
-    methods = {name: _method(name) for name in asked.methods}
+    specs = _specs(asked)
     suite.check(asked.sources)
     results.check_suite(asked.out, suite.name)
     asked.cache.mkdir(parents=True, exist_ok=True)
@@ -71,18 +74,21 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
             test = suite.test if asked.test is None else asked.test
             setup = Setup(suite.name, asked.sources, work / "base", test, asked.device)
             with processes(asked.workers, setup) as pool:
-                return _Run(asked, suite, methods, pool, work, say).all()
+                return _Run(asked, suite, specs, pool, work, say).all()
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _method(name: str) -> type[Method]:
-    kind = find_method(name)
-    if not issubclass(kind, TensorMethod):
+def _specs(asked: Asked) -> dict[str, Spec]:
+    """By label."""
+    specs = {spec.label: spec for spec in map(parse, asked.methods)}
+    looking = next((spec for spec in specs.values() if spec.looks), None)
+    if looking is not None and not asked.last:
         raise UsageError(
-            f"method {name} needs losses of the tasks, which suites do not hand to it; leave it out"
+            f"method {looking.label} looks at data of the tasks, which streams do not hand to it yet; use --last to "
+            "measure the model of all tasks, or leave it out"
         )
-    return kind
+    return specs
 
 
 @dataclass
@@ -91,7 +97,7 @@ class _Run:
 
     asked: Asked
     suite: Suite
-    methods: Mapping[str, type[Method]]
+    specs: Mapping[str, Spec]
     pool: Pool
     work: Path
     say: Say
@@ -101,7 +107,9 @@ class _Run:
     def all(self) -> dict[str, Any]:
         self._begin()
         self._measure_rows()
-        pairs = [(method, seed) for seed in self.asked.seeds for method in self.methods]
+        if self.asked.last:
+            return self._all_at_once()
+        pairs = [(method, seed) for seed in self.asked.seeds for method in self.specs]
         for number, (method, seed) in enumerate(pairs, 1):
             if results.cell_of(self.found, method, seed) is None:
                 began = time.monotonic()
@@ -168,22 +176,66 @@ class _Run:
             cells = {task: job.result().plain() for task, job in row.items()}
             self.found["rows"][who] = cells
             self.say(f"{who}: {100 * sum(cell['value'] for cell in cells.values()) / len(cells):.1f} %")
+        if "cosines" not in self.found:
+            self.found["cosines"] = self.pool.submit(cosines, self.stock.experts).result()
         self._save()
 
-    def _cell(self, method: str, seed: int) -> dict[str, Any]:
-        """Choose the method's options, unless that was done, and run one stream. Both are in the file afterwards."""
-        told = self.found["methods"]
-        if method not in told:
-            told[method] = tune(
-                method, self.methods[method], self.stock, self.asked.budget, self.pool, self.work
-            )
+    def _told(self, label: str) -> dict[str, Any]:
+        """What the results say of a method; its options are chosen, unless that was done."""
+        told: dict[str, Any] = self.found["methods"]
+        if label not in told:
+            told[label] = tune(self.specs[label], self.stock, self.asked.budget, self.pool, self.work)
             self._save()
-        order = self.suite.order(seed)
-        options = told[method]["options"]
-        cell = measure_stream(method, options, self.stock, order, self.found["rows"], self.pool, self.work)
-        self.found["cells"].append({"seed": seed, "run": len(self.found["runs"]) - 1, **cell})
+        found: dict[str, Any] = told[label]
+        return found
+
+    def _cell(self, label: str, seed: int) -> dict[str, Any]:
+        """Run one stream. It is in the file afterwards."""
+        options = self._told(label)["options"]
+        order, rows, name = self.suite.order(seed), self.found["rows"], self.specs[label].name
+        cell = measure_stream(name, options, self.stock, order, rows, self.pool, self.work)
+        return self._keep(seed, {**cell, "method": label})
+
+    def _keep(self, seed: int, cell: dict[str, Any]) -> dict[str, Any]:
+        """Put a cell into the file, in the place of one that says less."""
+        held = [c for c in self.found["cells"] if (c["method"], c["seed"]) != (cell["method"], seed)]
+        self.found["cells"] = [*held, {"seed": seed, "run": len(self.found["runs"]) - 1, **cell}]
         self._save()
         return cell
+
+    def _all_at_once(self) -> dict[str, Any]:
+        """The model of all tasks for every method and order: side by side, each merged in memory."""
+        pairs = [
+            (label, seed)
+            for label in self.specs
+            for seed in self.asked.seeds
+            if results.cell_of(self.found, label, seed, last=True) is None
+        ]
+        free = {label for label in self.specs if not self._told(label)["order"] and not self._fits(label)}
+        jobs: dict[tuple[str, int], Any] = {}
+        first: dict[str, int] = {}
+        for label, seed in pairs:
+            if label in free and first.setdefault(label, seed) != seed:
+                continue  # the same model in another order
+            jobs[label, seed] = submit_at_once(
+                self.pool,
+                self.stock,
+                self.suite.order(seed),
+                self.specs[label].name,
+                self._told(label)["options"],
+                "test",
+            )
+        for number, (label, seed) in enumerate(pairs, 1):
+            found = jobs[label, first[label] if label in free else seed].result()
+            cell = last_cell(label, self.suite.order(seed), self.found["rows"], found)
+            acc = self._keep(seed, cell)["figures"]["acc"]
+            self.say(
+                f"{label}, order {seed}: ACC {100 * acc:.1f} %, {found['seconds']:.0f} s, {number} of {len(pairs)}"
+            )
+        return self.found
+
+    def _fits(self, label: str) -> bool:
+        return fit_of_method(self.specs[label].made()) is not None
 
     def _save(self) -> None:
         write_json(self.asked.out, self.found)

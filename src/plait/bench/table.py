@@ -43,9 +43,15 @@ def _row(name: str, told: Mapping[str, Any], cells: Sequence[Mapping[str, Any]])
         "figures": {key: _spread([cell["figures"][key] for cell in cells]) for key in keys},
         "cpu": mean(seconds for cell in cells for seconds in cell["cpu"]),
         "seconds": mean(seconds for cell in cells for seconds in cell["seconds"]),
-        "kept": mean(cell["bytes"]["members"][-1] + cell["bytes"]["state"][-1] for cell in cells),
+        "kept": _kept(cells),
         "memory": max(memory, default=None),
     }
+
+
+def _kept(cells: Sequence[Mapping[str, Any]]) -> float | None:
+    """Bytes of members and state at the end; None where there was no line."""
+    ends = [cell["bytes"]["members"][-1] + cell["bytes"]["state"][-1] for cell in cells if cell["bytes"]]
+    return mean(ends) if ends else None
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
@@ -67,7 +73,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         _percent(figures["plasticity_gap"], sign="+"),
         _percent(figures["forgetting"]),
         f"{row['cpu']:.1f}",
-        f"{row['kept'] / 1e6:.0f}",
+        "-" if row["kept"] is None else f"{row['kept'] / 1e6:.0f}",
         "-" if row["memory"] is None else f"{row['memory'] / 1e6:.0f}",
     ]
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.bench.at_once import merge_and_measure
 from plait.bench.grids import grid
 from plait.bench.pool import Pool
 from plait.bench.results import Score
+from plait.bench.specs import Spec
 from plait.bench.worker import Model
 from plait.line import merge_files
-from plait.methods.base import Method
-from plait.methods.registry import make
+from plait.methods.choosing import fit_of_method
+from plait.problem.base import Split
 
 
 @dataclass(frozen=True)
@@ -28,35 +30,23 @@ class Stock:
     private: Sequence[str] = ()
 
 
-def tune(
-    name: str, method: type[Method], stock: Stock, budget: int, pool: Pool, work: Path
-) -> dict[str, Any]:
+def tune(spec: Spec, stock: Stock, budget: int, pool: Pool, work: Path) -> dict[str, Any]:
     """What the results say of a method: its facts, options, and how its main option was chosen.
 
     For each of at most `budget` values all experts are merged, in the suite's own order; the value with the best mean
     accuracy on the validation examples of all tasks is taken, the smallest of equals. An order-free method sees the
-    same model there that ends its streams; for others the order is one of many.
+    same model there that ends its streams; for others the order is one of many. Nothing is chosen where the option
+    was named, or where the method fits its numbers itself.
     """
-    option, values = grid(name, method, budget)
-    jobs: dict[Any, list[Future[Score]]] = {}
-    for number, value in enumerate(values):
-        folder = work / f"{name}-{number}"
-        made = merge_files(
-            stock.base,
-            [stock.experts[task] for task in stock.tasks],
-            folder,
-            name,
-            private=stock.private,
-            **{str(option): value},
-        )
-        jobs[value] = [pool.score(Model(folder), made["version"], task, "validation") for task in stock.tasks]
-    means = {value: sum(job.result().value for job in row) / len(row) for value, row in jobs.items()}
-    for number in range(len(values)):
-        shutil.rmtree(work / f"{name}-{number}")
+    option, values = grid(spec.name, spec.kind, budget)
+    if option in spec.given or fit_of_method(spec.made()) is not None:
+        option, values = None, []
+    means = (_at_once if spec.looks else _by_files)(spec, str(option), values, stock, pool, work)
     chosen = max(means, key=lambda value: (means[value], -value)) if means else None
+    method = spec.made(**({} if option is None else {option: chosen}))
     facts = method.facts
     return {
-        "options": make(name, {} if option is None else {option: chosen}).options(),
+        "options": method.options(),
         "family": facts.family,
         "removal": facts.removal,
         "data": facts.data,
@@ -68,3 +58,46 @@ def tune(
             "edge": len(means) > 1 and chosen in (min(means), max(means)),
         },
     }
+
+
+def _by_files(
+    spec: Spec, option: str, values: Sequence[Any], stock: Stock, pool: Pool, work: Path
+) -> dict[Any, float]:
+    """Value -> mean accuracy on validation examples, of models that are merged here."""
+    jobs: dict[Any, list[Future[Score]]] = {}
+    for number, value in enumerate(values):
+        folder = work / f"tuned-{number}"
+        made = merge_files(
+            stock.base,
+            [stock.experts[task] for task in stock.tasks],
+            folder,
+            spec.name,
+            private=stock.private,
+            **{**spec.given, option: value},
+        )
+        jobs[value] = [pool.score(Model(folder), made["version"], task, "validation") for task in stock.tasks]
+    means = {value: sum(job.result().value for job in row) / len(row) for value, row in jobs.items()}
+    for number in range(len(values)):
+        shutil.rmtree(work / f"tuned-{number}")
+    return means
+
+
+def _at_once(
+    spec: Spec, option: str, values: Sequence[Any], stock: Stock, pool: Pool, work: Path
+) -> dict[Any, float]:
+    """The same by merges in the processes of the pool."""
+    words = {value: spec.words(**{option: value}) for value in values}
+    jobs = {
+        value: submit_at_once(pool, stock, stock.tasks, spec.name, words[value], "validation")
+        for value in values
+    }
+    found = {value: job.result()["scores"] for value, job in jobs.items()}
+    return {value: sum(score.value for score in row.values()) / len(row) for value, row in found.items()}
+
+
+def submit_at_once(
+    pool: Pool, stock: Stock, order: Sequence[str], name: str, options: Mapping[str, Any], split: Split
+) -> Future[dict[str, Any]]:
+    """A job of `at_once.merge_and_measure`."""
+    experts = {task: stock.experts[task] for task in order}
+    return pool.submit(merge_and_measure, experts, tuple(order), name, dict(options), split)

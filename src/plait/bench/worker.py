@@ -45,12 +45,16 @@ def begin() -> None:
 
 def measure(setup: Setup, model: Model, task: str, split: Split) -> Score:
     """A model on a task."""
+    world = world_of(setup)
+    return score_of(world, world.weights(model), task, split)
+
+
+def score_of(world: World, weights: Mapping[str, Tensor], task: str, split: Split) -> Score:
+    """Weights on a task; those of the network that are missing are the base's."""
     from plait.evaluation.measure import measure as run
 
-    world = _world(setup)
-    found = run(
-        world.head(task), world.network, world.weights(model), world.tasks[task].examples(split), BATCH
-    )
+    ready = {**world.rest, **weights}
+    found = run(world.head(task), world.network, ready, world.tasks[task].examples(split), BATCH)
     return Score(sum(found.answers), len(found.answers), found.undefined)
 
 
@@ -58,7 +62,7 @@ def describe(setup: Setup, task: str) -> dict[str, Any]:
     """What a task is: its classes, its head, its examples by split. Reads all of its data."""
     from plait.evaluation.measure import head_digest
 
-    made = _world(setup).tasks[task]
+    made = world_of(setup).tasks[task]
     found: dict[str, Any] = {"name": task, "classes": len(made.classes), "head": made.head.kind}
     found["head_digest"] = head_digest(made)
     for split in _splits(find(setup.suite)):
@@ -71,7 +75,7 @@ def train(setup: Setup, task: str, out: Path) -> dict[str, Any]:
     """Make the expert of a task. Returns the record that `finetune` writes beside it."""
     from plait.training import Recipe, finetune
 
-    world = _world(setup)
+    world = world_of(setup)
     suite = world.suite
     return finetune(
         setup.base,
@@ -89,7 +93,8 @@ def _splits(suite: Suite) -> tuple[Split, ...]:
 
 
 @lru_cache(maxsize=1)
-def _world(setup: Setup) -> World:
+def world_of(setup: Setup) -> World:
+    """The suite, made once in a process."""
     return World(setup)
 
 
@@ -117,7 +122,7 @@ class World:
         return self.suite.whole(models) if self.suite.whole and models else None
 
     @cached_property
-    def _rest(self) -> dict[str, Tensor]:
+    def rest(self) -> dict[str, Tensor]:
         """Tensors of the network that are no part of what is merged."""
         if self._whole is None:
             return {}
@@ -138,8 +143,18 @@ class World:
         """The tensors of a model by the base's names, and the rest of the network's."""
         if self._last is None or self._last[0] != model:
             self._last = None  # lets go of the last model first
-            self._last = model, {**self._rest, **self._load(self._refs(model))}
+            self._last = model, {**self.rest, **self.tensors(model)}
         return self._last[1]
+
+    def tensors(self, model: Model) -> dict[str, Tensor]:
+        """The tensors of a model by the base's names, read from disk: those of the base once in a process."""
+        if model == Model(self.setup.base):
+            return self._base
+        return self._load(self._refs(model))
+
+    @cached_property
+    def _base(self) -> dict[str, Tensor]:
+        return self._load(self._refs(Model(self.setup.base)))
 
     def _refs(self, model: Model) -> Mapping[str, Any]:
         from plait.checkpoint import account, open_checkpoint

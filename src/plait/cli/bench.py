@@ -13,7 +13,9 @@ from plait.cli.parser import Parser, Verb, positive
 from plait.errors import UsageError
 from plait.words import safe
 
-_OF_RUN = ("methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device")
+_OF_RUN = (
+    "methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device", "last",
+)  # fmt: skip
 ORDERS = "42-46"
 MOST_ORDERS = 1000
 
@@ -47,7 +49,12 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument(
         "what", metavar="WHAT", nargs="?", help="a suite for run, a file of results for table"
     )
-    parser.add_argument("--methods", type=listed, metavar="NAMES", help="methods, separated by commas")
+    parser.add_argument(
+        "--methods",
+        type=listed,
+        metavar="NAMES",
+        help="methods, separated by commas; options follow a name, as in 'ties density=0.1'",
+    )
     parser.add_argument(
         "--orders", type=seeds, metavar="SEEDS", help=f"seeds of the orders of arrival, {ORDERS} by default"
     )
@@ -67,6 +74,12 @@ def _arguments(parser: Parser) -> None:
         "--workers", type=positive, metavar="N", help="processes of one thread each, 2 by default"
     )
     parser.add_argument("--device", metavar="DEVICE", help="where networks run: cpu by default, or cuda")
+    parser.add_argument(
+        "--last",
+        action="store_true",
+        default=None,
+        help="measure only the model of all tasks, merged at once",
+    )
 
 
 def _bench(args: Namespace) -> Answer:
@@ -125,6 +138,7 @@ def _run(args: Namespace) -> Answer:
         sources,
         test=args.examples,
         device=args.device or "cpu",
+        last=bool(args.last),
         **{name: getattr(args, name) for name in ("budget", "workers") if getattr(args, name) is not None},
     )
     return _answer(args, out, run(asked, (lambda line: None) if args.quiet else _tell))

@@ -55,6 +55,7 @@ def apply(
     sides: Sequence[Mapping[str, Tensor]] | None = None,
     chunk: int = CHUNK,
     allow_nonfinite: bool = False,
+    told: dict[str, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Merge `experts` into `base` with `method`. The inputs are not written to.
 
@@ -65,7 +66,8 @@ def apply(
     default a hash of its content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of
     what the method's `sides` asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN
     or infinite it takes the base's value; where the base is, the merged tensor keeps what the base has (a
-    `ModelMethod` refuses such a base). Returns new tensors in the base's dtypes and order.
+    `ModelMethod` refuses such a base). told: gets what a fit has chosen, under "fit", and what the steps of a
+    `ModelMethod` found, under "known". Returns new tensors in the base's dtypes and order.
     Errors: KeyMismatch, NonFinite, RefusedInput, UsageError.
     """
     given = [1.0] * len(experts) if weights is None else list(weights)
@@ -78,7 +80,9 @@ def apply(
     given = [check_weight(w) for w in given]
     method.check()
     if isinstance(method, ModelMethod):
-        return _apply_model(method, base, experts, given, problem, allow_nonfinite)
+        return _apply_model(
+            method, base, experts, given, problem, allow_nonfinite, {} if told is None else told
+        )
     if not isinstance(method, TensorMethod):
         raise UsageError(f"{method.name} is neither a TensorMethod nor a ModelMethod")
 
@@ -96,7 +100,10 @@ def apply(
     if experts and fit_of_method(method) is not None:
         from plait.methods.memory_fit import fitted
 
-        return fitted(method, fill, problem)[0]
+        merged, choice = fitted(method, fill, problem)
+        if told is not None:
+            told["fit"] = {"alpha": choice.alpha, **choice.record}
+        return merged
     return fill(method).merged()
 
 
@@ -450,6 +457,7 @@ def _apply_model(
     weights: Sequence[float],
     problem: Any,
     allow_nonfinite: bool,
+    told: dict[str, Any],
 ) -> dict[str, Tensor]:
     held = _at_hand(base)
     places = {n: whole(n, t) for n, t in held.items() if mergeable(t)}
@@ -468,6 +476,7 @@ def _apply_model(
         weights_of = {n: there[n].to(start[n].dtype) for n in places}
         state, known = method.step(state, start, weights_of, tuple(members), problem)
         members[-1] = MemberFacts(weight, json.loads(json.dumps(known)))
+    told["known"] = [member.known for member in members]
     return {n: rounded(state[n], t.dtype) if n in places else t.clone() for n, t in held.items()}
 
 
