@@ -25,12 +25,13 @@ class TaskArithmetic(SumOfTaskVectors):
     scale: 0 gives the base, 1 with one member of weight 1 gives that expert bit for bit.
     fit: "cmaes" or "gradient" gives every member a scale of its own, chosen by the members' losses (see `fit.Fit`),
         starting at `scale`; members then leave by being left out of the sum and of the fit. None: one fixed scale.
-    granularity: of fitted scales: one for the "model", for each "layer" or each "tensor" (see `groups.group_of`).
+    granularity: of fitted scales: one for the "model" (the default), for each "layer" or each "tensor" (see
+        `groups.group_of`).
     """
 
     scale: float = 0.3
     fit: Any = None
-    granularity: str = "model"
+    granularity: str | None = None
 
     facts: ClassVar[Facts] = Facts(
         summary="base plus a scaled sum of task vectors",
@@ -50,8 +51,8 @@ class TaskArithmetic(SumOfTaskVectors):
     def check(self) -> None:
         super().check()
         finite("scale", self.scale)
-        choice("granularity", self.granularity, GRANULARITIES)
-        if self.fit is None and self.granularity != "model":
+        choice("granularity", self.granularity or GRANULARITIES[0], GRANULARITIES)
+        if self.fit is None and self.granularity is not None:
             raise UsageError(
                 f"granularity is {self.granularity} and nothing is fitted; one scale is fixed for the whole model: "
                 "choose fit=cmaes or fit=gradient, or leave granularity out"
@@ -84,7 +85,7 @@ class FittedTaskArithmetic(CoefficientMethod):
 
     scale: float = 0.3
     fit: Any = "gradient"
-    granularity: str = "model"
+    granularity: str | None = None
     sparsify: None = None
 
     facts: ClassVar[Facts] = replace(
@@ -104,10 +105,10 @@ class FittedTaskArithmetic(CoefficientMethod):
 
     def check(self) -> None:
         finite("scale", self.scale)
-        choice("granularity", self.granularity, GRANULARITIES)
+        choice("granularity", self.granularity or GRANULARITIES[0], GRANULARITIES)
 
     def group(self, name: str) -> str:
-        return group_of(name, self.granularity)
+        return group_of(name, self.granularity or GRANULARITIES[0])
 
     def combine(
         self, products: Products, members: Sequence[MemberFacts], alpha: Coefficients | None = None
