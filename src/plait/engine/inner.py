@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -24,6 +24,9 @@ JOBS = 64
 Blocks = dict[str, Tensor]
 """Group -> (fresh, members, blocks): sums over blocks."""
 
+Vector = Callable[[int], Tensor]
+"""The task vector of a member over a run, in fp64, by the member's number."""
+
 Parts = dict[str, dict[tuple[int, int], list[float]]]
 """Group -> pair of members -> their inner product so far, as an expansion."""
 
@@ -35,7 +38,7 @@ def measure(
     journal = merge.driver.journal
     if journal is not None and "inner" in journal.values:
         return {g: {(i, j): v for i, j, v in rows} for g, rows in journal.values["inner"].items()}
-    task = InnerPass(method, merge.source, tuple(members), tuple(fresh))
+    task = InnerPass(method, merge.source, tuple(members), tuple(fresh), merge.compiled)
     names = {name for number in fresh for name, ref in members[number].refs.items() if ref.numel}
     plan = merge.plan(names)
     parts: Parts = {}
@@ -74,6 +77,7 @@ class InnerPass:
     source: Source
     members: tuple[Incoming, ...]
     fresh: tuple[int, ...]
+    compiled: bool = False
 
     def __call__(self, job: Job, desk: Desk) -> Blocks:
         found: dict[str, list[Tensor]] = {}
@@ -96,32 +100,50 @@ class InnerPass:
         run = BLOCK
         while run > LEAF and 2 * run * len(self.fresh) > ROOM:
             run //= 2
-        leaves = [
-            self._run(piece, first, min(run, piece.count - first), desk)
-            for first in range(0, piece.count, run)
-        ]
+        leaves = []
+        for first in range(0, piece.count, run):
+            where = Where(
+                piece.name, piece.shape, piece.dtype, piece.first + first, min(run, piece.count - first)
+            )
+            found = self._products(where, self._plain(where, desk))
+            if not bool(torch.isfinite(found).all()):  # something is not finite: refuse it, or put it right
+                found = self._products(where, self._checked(where, desk))
+            leaves.append(found)
         return block_products(torch.cat(leaves, dim=2))
 
-    def _run(self, piece: Where, first: int, count: int, desk: Desk) -> Tensor:
-        """(fresh, members, leaves) of a run of a piece."""
-        where = Where(piece.name, piece.shape, piece.dtype, piece.first + first, count)
+    def _plain(self, where: Where, desk: Desk) -> Vector:
+        """Task vectors as they lie in the files, by the number of the member."""
+        base = desk.read(self.source.base[where.name], where.first, where.count, "base").double()
+
+        def vector(number: int) -> Tensor:
+            ref = self.members[number].refs[where.name]
+            return desk.read(ref, where.first, where.count, "expert").double() - base
+
+        return vector
+
+    def _checked(self, where: Where, desk: Desk) -> Vector:
+        """The same with all elements finite; NonFinite where that is not allowed for."""
         base = self.source.load(desk, where)
         start = base.values.double()
 
         def vector(number: int) -> Tensor:
             return self.source.part(desk, base, self.members[number]).expert.double() - start
 
-        here = [slot for slot, number in enumerate(self.fresh) if piece.name in self.members[number].refs]
-        rows = torch.empty(len(here), count, dtype=torch.float64)
+        return vector
+
+    def _products(self, where: Where, vector: Vector) -> Tensor:
+        """(fresh, members, leaves) of a run."""
+        here = [slot for slot, number in enumerate(self.fresh) if where.name in self.members[number].refs]
+        rows = torch.empty(len(here), where.count, dtype=torch.float64)
         for row, slot in enumerate(here):
             rows[row] = vector(self.fresh[slot])
-        out = torch.zeros(len(self.fresh), len(self.members), -(-count // LEAF), dtype=torch.float64)
+        out = torch.zeros(len(self.fresh), len(self.members), -(-where.count // LEAF), dtype=torch.float64)
         row_of = {self.fresh[slot]: row for row, slot in enumerate(here)}
         for number, member in enumerate(self.members):
-            if piece.name not in member.refs:
+            if where.name not in member.refs:
                 continue
             # Of two fresh ones the later multiplies the earlier: rows up to its own.
             upto = row_of.get(number, len(here) - 1) + 1
             other = rows[row_of[number]] if number in row_of else vector(number)
-            out[here[:upto], number] = leaf_products(rows[:upto], other)
+            out[here[:upto], number] = leaf_products(rows[:upto], other, self.compiled)
         return out

@@ -262,6 +262,27 @@ def settle_pair(base: Any, total: Any, rest: Any, limit: Any, out: Any) -> Any:
 
 
 @compiled
+def leaf_sums(rows: Any, other: Any, leaf: Any, out: Any) -> Any:
+    """out[i, k] = the sum of rows[i] * other over the k-th run of `leaf` elements (a power of two, the last run
+    padded with zeros), by halving: the second half is added to the first, and again. All fp64."""
+    products = np.empty(leaf, np.float64)
+    for i in range(rows.shape[0]):
+        for k in range(out.shape[1]):
+            first = k * leaf
+            count = min(leaf, other.size - first)
+            for j in range(count):
+                products[j] = rows[i, first + j] * other[first + j]
+            for j in range(count, leaf):
+                products[j] = 0.0
+            width = leaf // 2
+            while width > 0:
+                for j in range(width):
+                    products[j] += products[width + j]
+                width //= 2
+            out[i, k] = products[0]
+
+
+@compiled
 def farther(expert: Any, base: Any, weight: Any, winner: Any) -> Any:
     """winner = what is farther from the base, the winner or base + weight * (expert - base); the latter where they
     are equally far. winner: fp32."""
