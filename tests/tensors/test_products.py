@@ -111,7 +111,7 @@ def test_division_agrees_with_the_singular_value_decomposition(
     kept = values > 1e-9 * values[0]
     weights = torch.where(kept, 1 / (values + ridge * mean), 0.0)
     want = product @ right.T @ torch.diag(weights) @ left.T
-    found = right_divide(product * factor, gram * factor, ridge)
+    found = right_divide(product * factor, gram * factor, ridge, 2.0**-26)
     # the condition of what is kept is below 1e5 here
     assert (found - want).abs().max() <= 1e-10 * want.abs().max()
 
@@ -119,10 +119,10 @@ def test_division_agrees_with_the_singular_value_decomposition(
 def test_division_leaves_empty_directions_alone() -> None:
     product, gram = system(5)
     noisy = product + 1e-12 * drawn(5, 12, seed=9)
-    found = right_divide(noisy, gram.clone(), 0.0)
+    found = right_divide(noisy, gram.clone(), 0.0, 2.0**-26)
     assert found.abs().max() < 20
-    assert right_divide(product, torch.zeros_like(gram), 0.0).abs().max() == 0
-    assert right_divide(product, torch.zeros_like(gram), 0.3).abs().max() == 0
+    assert right_divide(product, torch.zeros_like(gram), 0.0, 2.0**-26).abs().max() == 0
+    assert right_divide(product, torch.zeros_like(gram), 0.3, 2.0**-26).abs().max() == 0
 
 
 def test_a_well_conditioned_matrix_needs_no_ridge_for_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_well_conditioned_matrix_needs_no_ridge_for_the_short_way(monkeypatch:
         raise AssertionError("eigenvectors were computed")
 
     monkeypatch.setattr(torch.linalg, "eigh", no)
-    right_divide(*system(40), 0.0)
-    right_divide(*system(5), 0.3)
+    right_divide(*system(40), 0.0, 2.0**-26)
+    right_divide(*system(5), 0.3, 2.0**-26)
     with pytest.raises(AssertionError, match="eigenvectors"):
-        right_divide(*system(5), 0.0)
+        right_divide(*system(5), 0.0, 2.0**-26)

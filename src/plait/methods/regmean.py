@@ -47,7 +47,7 @@ class RegMean(SecondOrder):
         data="unlabelled",
         order=False,
         memory="1 sum, and half a square of the inputs a matrix",
-        cost="1 pass, 3 products and a factorisation a matrix",
+        cost="1 pass, 2 or 3 products and a factorisation a matrix",
         paper="Jin et al. 2023, arXiv 2212.09849",
     )
 

@@ -17,12 +17,16 @@ from plait.tensors.real import largest
 from plait.tensors.solve import right_divide
 from plait.tensors.spectral import spectrum
 
-SHORT, FULL = 30, 44
+SHORT, FULL = 26, 44
 """Bits that are kept of an addend below its largest magnitude: for 16-bit bases, and for others."""
 
-PRODUCT, GRAM = 2.0**-4, 2.0**-8
-"""Factors of what is kept of products and moments, so that their usual sums, of C with elements of about 1, stay
-below 1/2: what is larger is kept beside the dense digits."""
+EMPTY = {True: 2.0**-20, False: 2.0**-26}
+"""For 16-bit bases, and for others: directions in which the moments have less than this share of the largest are
+empty, if the ridge does not fill them."""
+
+GRAM = 2.0**-8
+"""Factor of what is kept of moments, so that usual sums of them, with elements of about 1, stay below 1/2: what is
+larger is kept beside the dense digits."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class SecondOrder(Sparsified):
     / sum_i w_i.
 
     Kept are two exact sums, of w_i tau_i C_i and of the upper triangle of w_i C_i. Their addends are products of
-    whole numbers that fp64 holds exactly, rounded to 2^-44 (16-bit bases: 2^-30) of their largest magnitude or 2^-40,
+    whole numbers that fp64 holds exactly, rounded to 2^-44 (16-bit bases: 2^-26) of their largest magnitude or 2^-40,
     whichever is finer: the same bits in any library and on any processor. Only the solution at the end depends on
     the stack.
     """
@@ -86,7 +90,7 @@ class SecondOrder(Sparsified):
         if axis is None:
             return {"delta": Slot("exact")}
         size = shape[axis]
-        digits = self.gram_digits or ("BF16" if dtype in ("BF16", "F16") else "F32")
+        digits = self.gram_digits or ("BF16" if _short(dtype) else "F32")
         return {
             "product": Slot("exact", digits=digits),
             "gram": Slot("exact", size * (size + 1) // 2, digits),
@@ -102,7 +106,7 @@ class SecondOrder(Sparsified):
         axis = self.axis(where.shape, where.name)
         if axis is None:
             return {"delta": tau.times(part.weight)}
-        short = where.dtype in ("BF16", "F16")  # one slice then holds all that an expert is precise to
+        short = _short(where.dtype)  # one slice then holds all that an expert is precise to
         matrix = tau.double().view(where.shape)
         cut = sliced(matrix if axis else matrix.T.contiguous(), bits_for(max(where.shape)), 1 if short else 2)
         moment = self.moment(cut, part)
@@ -111,7 +115,7 @@ class SecondOrder(Sparsified):
         known = sliced(moment, cut.bits)
         bits = SHORT if short else FULL
         return {
-            "product": _addend(cut.times(known).reshape(-1), part.weight * PRODUCT, bits),
+            "product": _addend(cut.times(known).reshape(-1), part.weight, bits),
             "gram": _addend(known.value()[_upper(len(moment))], part.weight * GRAM, bits),
         }
 
@@ -121,9 +125,10 @@ class SecondOrder(Sparsified):
             return self._averaged(state["delta"], outlook)
         size = where.shape[axis]
         update = right_divide(
-            state["product"].value().double().view(-1, size) / PRODUCT,
+            state["product"].value().double().view(-1, size).clone(),
             _symmetric(state["gram"].value().double() / GRAM, size),
             self.ridge,
+            EMPTY[_short(where.dtype)],
         )
         if self.flatten:
             update = flattened(update, self.flatten)
@@ -132,6 +137,10 @@ class SecondOrder(Sparsified):
 
     def _averaged(self, total: ExactSum, outlook: Outlook) -> Exact:
         return total.value().over(outlook.weight).times(self.scale)
+
+
+def _short(dtype: str) -> bool:
+    return dtype in ("BF16", "F16")
 
 
 def flattened(update: Tensor, share: float) -> Tensor:

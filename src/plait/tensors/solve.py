@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from plait.tensors import Tensor, torch
 
-EMPTY = 2.0**-26
-"""Directions with an eigenvalue below this share of the largest are empty: what sums hold of them is rounding."""
 
-
-def right_divide(product: Tensor, gram: Tensor, ridge: float) -> Tensor:
+def right_divide(product: Tensor, gram: Tensor, ridge: float, empty: float) -> Tensor:
     """product (gram + ridge * m * I)^-1, with m the mean diagonal element of `gram`.
 
     product: (r, n), gram: (n, n) symmetric and without negative eigenvalues up to rounding; fp64, overwritten.
-    Where every eigenvalue is above `EMPTY` of the largest, because of the ridge or by itself, by a Cholesky
+    empty: directions with an eigenvalue below this share of the largest hold nothing but rounding.
+    Where no direction is empty, because of the ridge or by itself, by a Cholesky
     factorisation, n^3 / 3 operations. Else by eigenvectors, some 10 n^3: the inverse is then that on the directions
     that are not empty, 0 on the others (the pseudo-inverse, for ridge 0). A gram of 0 gives 0; NaN cannot come out.
     """
@@ -25,12 +23,12 @@ def right_divide(product: Tensor, gram: Tensor, ridge: float) -> Tensor:
     gram.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(gram)
     # The largest eigenvalue was at most `size`, and is at most the Frobenius norm.
-    if not int(failed) and (ridge >= EMPTY * size or _least(factor) >= 4 * EMPTY * float(gram.norm())):
+    if not int(failed) and (ridge >= empty * size or _least(factor) >= 4 * empty * float(gram.norm())):
         product = torch.cholesky_solve(product.mT, factor)
         return product.mT.contiguous()
     gram.diagonal().sub_(ridge)
     values, vectors = torch.linalg.eigh(gram)
-    kept = values > EMPTY * values[-1]
+    kept = values > empty * values[-1]
     vectors, values = vectors[:, kept], values[kept]
     found: Tensor = ((product @ vectors) / (values + ridge)) @ vectors.mT
     return found
