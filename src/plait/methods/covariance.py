@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import fsum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from plait.methods.base import Facts, Part
+from plait.methods.fit import adopt
 from plait.methods.ranges import choice
 from plait.methods.second_order import SecondOrder
 from plait.tensors import Tensor
@@ -36,6 +37,8 @@ class Covariance(SecondOrder):
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
     widest: a matrix whose side is longer takes the other side, and is averaged where that is longer too. 0 averages
         all.
+    fit: "cmaes" or "gradient" chooses the scale by the members' losses (see `fit.Fit`), starting at `scale`. None: it
+        is fixed.
 
     With ridge 0 one member comes back up to rounding and to singular directions below 2^-13 (16-bit bases: 2^-10) of
     its largest, whatever its weight, and so do identical members. With ridge r, the part of the one member that has
@@ -44,6 +47,7 @@ class Covariance(SecondOrder):
 
     ridge: float = 0.3
     side: str = "in"
+    fit: Any = None
 
     facts: ClassVar[Facts] = Facts(
         summary="regression on the task vectors: each update counts where it moved the weights most",
@@ -55,6 +59,10 @@ class Covariance(SecondOrder):
         cost="1 pass, 3 to 5 products and a factorisation a matrix",
         paper="Cheng et al. 2025, arXiv 2503.08099",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        adopt(self)
 
     def check(self) -> None:
         super().check()
