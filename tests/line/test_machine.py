@@ -29,6 +29,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "task_arithmetic": [{"scale": 0.4}],
     "ties": [{"density": 0.3}, {"density": 0.5, "trim": "model", "disjoint": "sum"}],
     "model_stock": [{}],
+    "covariance": [{}, {"ridge": 0.0, "side": "smaller"}],
     "magmax": [{"scale": 1.0}],
     "opcm": [{}, {"variant": "diagonal"}],
     "mdm_oc": [{"dependent": "skip"}, {"granularity": "layer", "dependent": "skip"}],

@@ -76,6 +76,23 @@ def test_the_order_of_additions_does_not_show() -> None:
     assert 2.0**50 < one_by_one.abs().max() <= 2.0**53
 
 
+def test_another_library_gives_the_same_bits() -> None:
+    """numpy brings a library of its own for products of matrices; of plain numbers it makes other bits."""
+    left, right = drawn(40, 700), drawn(700, 50, seed=1)
+    a, b = sliced(left, bits_for(700)), sliced(right, bits_for(700))
+    assert torch.equal(a.high @ b.high, torch.from_numpy(a.high.numpy() @ b.high.numpy()))
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append((a.times(b), *b.gram()))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("factor", [2.0**-1060, 2.0**-300, 1.0, 2.0**400, 2.0**1000])
 def test_magnitudes_from_end_to_end(factor: float) -> None:
     matrix = drawn(4, 6)
