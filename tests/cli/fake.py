@@ -76,7 +76,7 @@ class FakeLine:
         self._called("merge", (checkpoint, task), named)
         name = task or Path(checkpoint).name
         row = {"task": name, "weight": named["weight"], "digest": digest(checkpoint), "source": checkpoint}
-        self.members.append({**row, "private": [], "descends": None})
+        self.members.append({**row, "private": [], "descends": None, "examples": None})
         return self._event("merge", name, None)
 
     def unmerge(self, task: str, **named: Any) -> dict[str, Any]:
@@ -113,8 +113,9 @@ class FakeLine:
             "events": 1 + len(self.members),
             "changed": "2026-01-01T00:00:00.000Z",
             "versions": [digest(self.members)],
-            "bytes": {"members": 2048, "state": 1024},
+            "bytes": {"members": 2048, "state": 1024, "data": 0},
             "removal": "subtract",
+            "data": "none",
             "note": "not exact: a note",
         }
 

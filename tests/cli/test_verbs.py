@@ -82,6 +82,7 @@ def test_merge_passes_every_flag_on(plait: Plait, line: Path) -> None:
             "allow_distant": True,
             "allow_pickle": True,
             "descends_from": "9f3a",
+            "tasks": None,
         },
     )
 
@@ -101,15 +102,15 @@ def test_merge_reports_what_is_deployed_and_how_tensors_were_classed(plait: Plai
 def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None:
     ready(plait, line)
     plait("reweight", line, "a", "-0.5", "--checkpoint", "c")
-    assert last()[1:] == (("a", -0.5), {"checkpoint": "c", "allow_pickle": False})
+    assert last()[1:] == (("a", -0.5), {"checkpoint": "c", "allow_pickle": False, "tasks": None})
     plait("replace", line, "a", "m", "--old-checkpoint", "c", "--weight", "3")
     assert last()[1] == ("a", "m")
     assert last()[2]["old_checkpoint"] == "c"
     assert last()[2]["weight"] == 3.0
     plait("replace", line, "a", "m")
     assert last()[2]["weight"] is None
-    done = plait("unmerge", line, "a", "--checkpoint", "c")
-    assert last() == ("unmerge", ("a",), {"checkpoint": "c", "allow_pickle": False})
+    done = plait("unmerge", line, "a", "--checkpoint", "c", "--tasks", "t")
+    assert last() == ("unmerge", ("a",), {"checkpoint": "c", "allow_pickle": False, "tasks": "t"})
     assert "no members: the base itself" in done.out
     assert "exact         yes" in done.out
     assert "never merged  " in done.out

@@ -47,7 +47,7 @@ WRONG: dict[str, list[tuple[list[str], int, str]]] = {
         (["LINE"], 2, "the following arguments are required: CHECKPOINT"),
         (["LINE", "m", "--weight", "heavy"], 2, "argument --weight: 'heavy' is not a number"),
         (["LINE", "m", "--weight", "nan"], 2, "argument --weight: 'nan' is not a finite number"),
-        (["LINE", "m", "--taks", "t"], 2, "plait merge does not know '--taks', 't'; did you mean --task?"),
+        (["LINE", "m", "--taks", "t"], 2, "plait merge does not know '--taks', 't'; did you mean --tasks?"),
         (
             ["NOWHERE", "m"],
             5,

@@ -80,6 +80,19 @@ def _arguments(parser: Parser) -> None:
         help="take a base with NaN or infinity; these elements stay as they are",
     )
     parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
+    parser.add_argument(
+        "--network",
+        metavar="SPEC",
+        help="python:module:function, for methods that look at data, where config.json does not describe the network",
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="for methods that look at data: cpu (default) or cuda"
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="DTYPE",
+        help="for methods that look at data: in which networks compute, float32 by default",
+    )
     group = parser.add_argument_group("options of the method")
     group.add_argument(
         "--set",
@@ -133,19 +146,32 @@ def _init(args: Namespace) -> Answer:
         snapshots=args.snapshots,
         allow_nonfinite=args.allow_nonfinite,
         allow_pickle=args.allow_pickle,
+        network=args.network,
+        device=args.device,
+        dtype=args.dtype,
         **options,
     )
     state = line.status()
     result = {**state, "line": str(args.line)}
     chosen = listed(state["options"])
-    rows = [
+    tasks = "" if state["data"] == "none" else " --tasks tasks.yaml"
+    rows: list[tuple[str, object]] = [
         ("method", f"{state['method']} ({chosen})" if chosen else state["method"]),
         ("retention", state["retention"]),
+        ("data", _DATA.get(state["data"])),
         ("deployed", f"{short(state['version'])}, the base itself"),
         ("folder", state["model"]),
-        ("next", f"plait merge {quote(str(args.line))} CHECKPOINT --task NAME"),
+        ("next", f"plait merge {quote(str(args.line))} CHECKPOINT --task NAME{tasks}"),
     ]
     return Answer(result, [f"started the line {safe(args.line)}", *pairs(rows)], notice=True)
+
+
+_DATA = {
+    "unlabelled": "each merge needs unlabelled examples of its task",
+    "labelled new": "each merge needs labelled examples of its task",
+    "labelled all": "each merge needs labelled examples of its task; they are kept for later merges",
+}
+"""What a merge will need, for people; nothing for methods that look at no data."""
 
 
 VERBS = (Verb("init", "start a line from a base and a method", _arguments, _init, ANEW),)

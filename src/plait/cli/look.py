@@ -22,7 +22,8 @@ def _status(args: Namespace) -> Answer:
         ("unmerge by", state["removal"]),
         ("retention", f"{state['retention']}, seed {state['seed']}"),
         ("private", ", ".join(map(safe, state["private"]))),
-        ("on disk", f"members {size(bytes_['members'])}, state {size(bytes_['state'])}"),
+        ("data", _needs(state)),
+        ("on disk", ", ".join(f"{kind} {size(n)}" for kind, n in bytes_.items() if n or kind != "data")),
         ("changed", f"{state['changed']}, {plural(state['events'], 'entry', 'entries')} in the ledger"),
         *deployed(result),
         ("note", one_line(state["note"]) if state.get("note") else None),
@@ -35,7 +36,23 @@ def _status(args: Namespace) -> Answer:
             for m in state["members"]
         ]
         lines += ["", *table(("task", "weight", "digest", "from", "trained from"), cells, "  ")]
+        lines += _examples(state["members"])
     return Answer(result, lines)
+
+
+def _needs(state: Mapping[str, Any]) -> str | None:
+    """What a merge needs of a task; None for methods that look at no data."""
+    return None if state["data"] == "none" else f"{state['data']}, by --tasks"
+
+
+def _examples(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is known of each member's examples, where any were used."""
+    cells = [
+        (m["task"], split, f"{row['count']} of {row['of']}", short(row["digest"]))
+        for m in members
+        for split, row in (m.get("examples") or {}).items()
+    ]
+    return ["", *table(("task", "split", "examples", "digest"), cells, "  ")] if cells else []
 
 
 def _versions(state: Mapping[str, Any]) -> str:

@@ -40,6 +40,25 @@ def _checkpoint_flags(parser: Parser) -> None:
     )
 
 
+def _data_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--tasks",
+        metavar="FILE",
+        help="a tasks.yaml with the member's task, for methods that look at data",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cpu or cuda, where networks run; where the line says by default",
+    )
+
+
+def _open(args: Namespace) -> Line:
+    line = open_line(args)
+    line.device = args.device
+    return line
+
+
 def _merge_arguments(parser: Parser) -> None:
     add_line(parser)
     parser.add_argument(
@@ -52,10 +71,11 @@ def _merge_arguments(parser: Parser) -> None:
         "--weight", type=finite, default=1.0, metavar="W", help="weight of the task, 1 by default"
     )
     _checkpoint_flags(parser)
+    _data_flags(parser)
 
 
 def _merge(args: Namespace) -> Answer:
-    line = open_line(args)
+    line = _open(args)
     done = line.merge(args.checkpoint, args.task, weight=args.weight, **_checkpoint_words(args))
     return _changed(line, args, done, "merged {task} (weight {weight})")
 
@@ -67,6 +87,7 @@ def _checkpoint_words(args: Namespace) -> dict[str, Any]:
         "allow_distant": args.allow_distant,
         "allow_pickle": args.allow_pickle,
         "descends_from": args.descends_from,
+        "tasks": args.tasks,
     }
 
 
@@ -88,14 +109,17 @@ def _own_checkpoint(parser: Parser) -> None:
         help="the member's own checkpoint, where the line keeps statistics only",
     )
     parser.add_argument("--allow-pickle", action="store_true", help="read .bin and .pt files, weights only")
+    _data_flags(parser)
+
+
+def _own_words(args: Namespace) -> dict[str, Any]:
+    return {"checkpoint": args.checkpoint, "allow_pickle": args.allow_pickle, "tasks": args.tasks}
 
 
 def _unmerge(args: Namespace) -> Answer:
-    line = open_line(args)
-    words: dict[str, Any] = {"checkpoint": args.checkpoint, "allow_pickle": args.allow_pickle}
-    if args.algebraic:
-        words["how"] = "algebraic"
-    return _changed(line, args, line.unmerge(args.task, **words), "unmerged {task}")
+    line = _open(args)
+    how: dict[str, Any] = {"how": "algebraic"} if args.algebraic else {}
+    return _changed(line, args, line.unmerge(args.task, **_own_words(args), **how), "unmerged {task}")
 
 
 def _reweight_arguments(parser: Parser) -> None:
@@ -106,8 +130,8 @@ def _reweight_arguments(parser: Parser) -> None:
 
 
 def _reweight(args: Namespace) -> Answer:
-    line = open_line(args)
-    done = line.reweight(args.task, args.weight, checkpoint=args.checkpoint, allow_pickle=args.allow_pickle)
+    line = _open(args)
+    done = line.reweight(args.task, args.weight, **_own_words(args))
     return _changed(line, args, done, "reweighted {task} to {weight}")
 
 
@@ -121,16 +145,24 @@ def _replace_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--old-checkpoint", metavar="DIR", help="its old checkpoint, where the line keeps statistics only"
     )
+    parser.add_argument(
+        "--old-tasks",
+        metavar="FILE",
+        help="the tasks.yaml that it was merged with, where the line keeps statistics only; FILE of --tasks by "
+        "default",
+    )
     _checkpoint_flags(parser)
+    _data_flags(parser)
 
 
 def _replace(args: Namespace) -> Answer:
-    line = open_line(args)
+    line = _open(args)
     done = line.replace(
         args.task,
         args.checkpoint,
         weight=args.weight,
         old_checkpoint=args.old_checkpoint,
+        old_tasks=args.old_tasks,
         **_checkpoint_words(args),
     )
     return _changed(line, args, done, "replaced {task} (weight {weight})")

@@ -8,7 +8,7 @@ _CHANGE = {
     "sequence": "number of the ledger entry that this command wrote",
     "time": "UTC time of that entry, ISO 8601",
     "task": "the task that was acted on",
-    "members": "list of {task, weight, digest, source, private, descends} after it, in order of arrival",
+    "members": "list of {task, weight, digest, source, private, descends, examples} after it, in order of arrival",
     "version": "root digest of the model that is deployed now",
     "model": "folder of that model",
     "accounting": "class of every tensor of the checkpoint: {merged, frozen, private, buffer, tied, "
@@ -28,6 +28,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "retention": "vectors, statistics or none",
         "private": "list of patterns of private tensors",
         "seed": "seed of the line",
+        "data": "what a merge needs of a task: none, unlabelled, labelled new or labelled all",
         "version": "root digest of the base, which is deployed until the first merge",
         "model": "folder of that model",
     },
@@ -47,11 +48,13 @@ SCHEMA: dict[str, dict[str, str]] = {
         "events": "number of ledger entries",
         "changed": "UTC time of the newest entry",
         "note": "what must be known of the deployed model, such as that it is not exact; null for nothing",
-        "members": "list of {task, weight, digest, source, private, descends} in order of arrival",
+        "data": "what a merge needs of a task: none, unlabelled, labelled new or labelled all",
+        "members": "list of {task, weight, digest, source, private, descends, examples} in order of arrival; "
+        "examples: null, or by split {count, of, digest} of those that were used",
         "version": "root digest of the model that is deployed",
         "model": "folder of that model",
         "versions": "list of digests of the versions on disk",
-        "bytes": "{members, state}: what members and state take on disk",
+        "bytes": "{members, state, data}: what members, state and stored data take on disk",
     },
     "log": {
         "line": "path of the line",

@@ -12,6 +12,7 @@ from plait.engine.plan import Settings
 from plait.engine.progress import Progress, Silent
 from plait.engine.source import Incoming
 from plait.engine.state import size_of
+from plait.engine.steps import Steps
 
 __all__ = [
     "Folded",
@@ -21,6 +22,7 @@ __all__ = [
     "Progress",
     "Settings",
     "Silent",
+    "Steps",
     "Sums",
     "copy",
     "fold",

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.checkpoint.header import read_header
 from plait.checkpoint.keys import matcher, untied
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.checkpoint.output import plan_output
 from plait.errors import PlaitError, UsageError
 from plait.line.member import Member, refs_of, seed_of
+from plait.line.surroundings import Compute, stack_words
+from plait.methods.base import ModelMethod
 from plait.methods.coefficients import STATELESS, Coefficients
 from plait.types import TensorRef
 from plait.words import plural
 
 if TYPE_CHECKING:
-    from plait.engine import Folded, Incoming, Settings, Sums
+    from plait.engine import Folded, Incoming, Modelled, Settings, Sums
     from plait.methods.base import TensorMethod
     from plait.store import Store
 
@@ -38,13 +41,14 @@ class Setting:
     base_digests: dict[str, str]
     base_digest: str
     base_name: str
-    method: TensorMethod
+    method: TensorMethod | ModelMethod
     seed: int
     private: tuple[str, ...]
     snapshots: int
     workers: int | None = None
     chunk: int | None = None
     quiet: bool = True
+    compute: Compute = field(default_factory=Compute)
 
 
 def mergeable(base: Checkpoint, private: Sequence[str]) -> dict[str, TensorRef]:
@@ -59,6 +63,8 @@ class Operand:
 
     member: Member
     refs: Mapping[str, TensorRef]
+    side: Mapping[str, TensorRef] = field(default_factory=dict)  # statistics of its data, by "side/tensor"
+    data: Path | None = None  # its stored task, where the store does not keep it
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Built:
     notes: tuple[str, ...]
     sums: dict[Path, Sums] = field(default_factory=dict)  # by folder, of the files of `state` and `snapshots`
     stored: dict[Path, str] = field(default_factory=dict)  # those of these files that are objects already
+    ran: dict[str, Any] = field(default_factory=dict)  # threads, device and libraries, where networks ran
 
 
 def operand(setting: Setting, member: Member) -> Operand:
@@ -83,7 +90,12 @@ def operand(setting: Setting, member: Member) -> Operand:
         raise PlaitError(
             f"{member.task}: this line keeps no members; hand its checkpoint in with --checkpoint"
         )
-    return Operand(member, refs_of(setting.store.objects.path(member.object)))
+    side = member.side if member.side in member.objects else None
+    return Operand(
+        member,
+        refs_of(setting.store.objects.path(member.object)),
+        read_header(setting.store.objects.path(side)).tensors if side else {},
+    )
 
 
 def build(
@@ -143,6 +155,7 @@ def build(
         {**folded.counts, "bytes_read": making.read, "bytes_written": making.written},
         (*overflow(folded.overflowed), *making.notes),
         making.sums,
+        ran=making.ran,
     )
 
 
@@ -163,6 +176,7 @@ class _Making:
     written: int = 0
     notes: tuple[str, ...] = ()
     coefficients: Coefficients | None = None
+    ran: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.settings = engine_settings(self.setting.workers, self.setting.chunk, True)
@@ -175,15 +189,40 @@ class _Making:
         leave: Sequence[Operand],
         folder: Path,
         out: Mapping[str, TensorRef],
+    ) -> Folded | Modelled:
+        setting, members = self.setting, self.after[:position]
+        folded: Folded | Modelled
+        if isinstance(setting.method, ModelMethod):
+            from plait.line.calibration import step
+
+            folded, self.ran = step(
+                setting, members, enter, self.state, folder, out, self.work, self.identity
+            )
+        else:
+            folded = self._fold(setting.method, members, enter, leave, folder, out)
+        self.sums[folder] = folded.sums
+        self.read += folded.bytes_read
+        self.written += folded.bytes_written
+        self.after = _learn(setting, self.after, folded.known, self.work)
+        return folded
+
+    def _fold(
+        self,
+        method: TensorMethod,
+        members: Sequence[Member],
+        enter: Sequence[Operand],
+        leave: Sequence[Operand],
+        folder: Path,
+        out: Mapping[str, TensorRef],
     ) -> Folded:
         from plait import engine
 
-        setting, members = self.setting, self.after[:position]
+        setting, position = self.setting, len(members)
         refs: Mapping[str, TensorRef] = {}
         if len(members) == 1 and members[0].object is not None:  # may come back as it is
             refs = operand(setting, members[0]).refs
         folded = engine.fold(
-            setting.method,
+            method,
             mergeable(setting.base, setting.private),
             [incoming(setting, Operand(m, refs)) for m in members],
             enter=[incoming(setting, o) for o in enter],
@@ -199,10 +238,6 @@ class _Making:
             coefficients=self.coefficients,
         )
         self.notes = tuple(folded.concluded.get("notes", ()))
-        self.sums[folder] = folded.sums
-        self.read += folded.bytes_read
-        self.written += folded.bytes_written
-        self.after = _learn(setting, self.after, folded.known, self.work)
         return folded
 
 
@@ -240,17 +275,17 @@ def _stages(
     return stages or [(len(after), [])]
 
 
-def _folds(method: TensorMethod) -> bool:
+def _folds(method: TensorMethod | ModelMethod) -> bool:
     """Whether members step into a state in their order."""
     return method.facts.family != "additive" and not keeps_no_state(method)
 
 
-def keeps_no_state(method: TensorMethod) -> bool:
+def keeps_no_state(method: TensorMethod | ModelMethod) -> bool:
     """Whether the model is made from all members each time."""
     return method.facts.family in STATELESS
 
 
-def check_kept(method: TensorMethod, retention: str, snapshots: int) -> None:
+def check_kept(method: TensorMethod | ModelMethod, retention: str, snapshots: int) -> None:
     """UsageError where a line that keeps no state would lack its members, or would keep snapshots of it."""
     if keeps_no_state(method) and retention != "vectors":
         raise UsageError(
@@ -297,6 +332,8 @@ def incoming(setting: Setting, operand: Operand) -> Incoming:
         known=knowledge(setting, member),
         seed=seed_of(setting.seed, member.digest),
         identity=member.digest,
+        side=dict(operand.side),
+        side_identity=member.side or "",
     )
 
 
@@ -345,11 +382,11 @@ def software(method_uses_torch: bool = True) -> dict[str, Any]:
     return row
 
 
-def stack_of(before: Sequence[str]) -> list[str]:
+def stack_of(before: Sequence[str], ran: Mapping[str, Any] | None = None) -> list[str]:
     """Every stack that had a hand in a state: those before, and this one. Matrix factorisations may differ
-    between stacks in their last bits."""
+    between stacks in their last bits, and networks between numbers of threads too (ran: see `Compute.record`)."""
     now = software()
-    return sorted({*before, f"torch {now['torch']}, {now['cpu']}"})
+    return sorted({*before, f"torch {now['torch']}, {now['cpu']}{stack_words(ran or {})}"})
 
 
 def write_json(path: Path, value: Any) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+from plait.errors import UsageError
 from plait.evaluation.rows import Rows
 from plait.line.algebra import again, combination
 from plait.line.build import Setting, stack_of, version_digest
@@ -49,6 +51,18 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
         return f"not comparable: {inexact['note']}, and what was kept of {inexact['task']} was purged", []
     store.clear_workspaces()
     work = store.workspace("replay")
+    device = _device(head)
+    if device is not None:
+        from plait.problem.module import parse_device
+
+        setting = replace(setting, compute=replace(setting.compute, device=device))
+        try:
+            parse_device(device)
+        except UsageError:
+            return (
+                f"not comparable: made with {'; '.join(head['stack'])}, and this machine has no such device",
+                [],
+            )
     built = again(setting, head, work)
     problems = []
     recorded = tensors(store, head)
@@ -62,11 +76,17 @@ def _replay(store: Store, setting: Setting) -> tuple[str, list[str]]:
     elif built.state is not None and not inexact:
         problems += _same_state(built.state, head["state"] or {})
     store.clear_workspaces()
-    now = stack_of([])
+    now = stack_of([], built.ran)
     if problems and head["stack"] != now:
         before = "; ".join(head["stack"])
         return f"not comparable: made with {before}, this is {now[0]}", []
     return ("different" if problems else "equal"), problems
+
+
+def _device(head: Mapping[str, Any]) -> str | None:
+    """Where the networks ran, `cpu`, `cuda` or `cuda:1`; None where none did."""
+    named = head.get("software", {}).get("device")
+    return None if named is None else str(named).partition(" ")[0]
 
 
 def _same_state(folder: Path, recorded: dict[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from plait.errors import PlaitError
 from plait.line import removal, views
 from plait.line.build import Built, StateObjects, software, stack_of, write_json
+from plait.line.member import Member
 from plait.store import Store
 
 
@@ -49,12 +50,12 @@ def commit(
             "tensors": store.objects.put_file(write_json(work / "tensors.json", built.tensors)),
             "state": state,
             "snapshots": _snapshots(store, head, built, state),
-            "stack": stack_of([] if fresh else head["stack"]),
+            "stack": stack_of([] if fresh else head["stack"], built.ran),
             "accounting": accounting,
             "counts": built.counts,
             "notes": [*notes, *built.notes],
             "receipt": receipt,
-            "software": software(),
+            "software": {**software(), **built.ran},
             "seconds": round(time.monotonic() - began, 3),
             **(more or {}),
         }
@@ -88,5 +89,5 @@ def _snapshots(
 
 def same_prefix(head: Mapping[str, Any], built: Built, count: int) -> bool:
     """Whether the first `count` members are what they were."""
-    before = [(m["digest"], m["weight"]) for m in head["members"][:count]]
-    return len(before) == count and before == [(m.digest, m.weight) for m in built.members[:count]]
+    before = [Member.of(row).identity for row in head["members"][:count]]
+    return len(before) == count and before == [member.identity for member in built.members[:count]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from glob import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from plait.checkpoint.layout import open_checkpoint
 from plait.errors import NotRemovable, RefusedInput, UsageError
 from plait.line import algebra, removal, views
+from plait.line.arrival import Handed, arrive, at_hand
 from plait.line.build import (
     Built,
     Operand,
@@ -23,23 +23,14 @@ from plait.line.build import (
     operand,
     stack_of,
     version_digest,
-    write_json,
 )
 from plait.line.commit import commit
-from plait.line.descent import descent_of
+from plait.line.data import Tasks, check_retention
 from plait.line.exporting import export
-from plait.line.member import (
-    Allow,
-    Arrival,
-    Member,
-    check_task,
-    patterns,
-    receive,
-    task_of,
-)
-from plait.line.opening import open_setting, publish_base
+from plait.line.member import Allow, Member, check_task, patterns, task_of
+from plait.line.opening import chosen_compute, driving, open_setting, publish_base
 from plait.line.resume import build_or_find
-from plait.methods.base import TensorMethod, check_weight
+from plait.methods.base import check_weight
 from plait.methods.registry import make
 from plait.store import Store
 
@@ -58,6 +49,8 @@ class Line:
         self.store = store
         self.workers = workers
         self.chunk = chunk
+        self.device: str | None = None
+        """Where networks run in what this object does; None for where the line's settings say."""
         self.quiet = True
 
     # making and opening
@@ -76,6 +69,9 @@ class Line:
         snapshots: int = 0,
         allow_nonfinite: bool = False,
         allow_pickle: bool = False,
+        network: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
         **options: Any,
     ) -> Line:
         """Start a line from a base checkpoint (a file or a Hugging Face folder, copied into the line).
@@ -87,13 +83,11 @@ class Line:
         keep: versions on disk, the current one among them. snapshots: for folds, keep the state after every
         so many members (0: only the last), which bounds how far a removal has to fold again.
         allow_nonfinite: take a base with NaN or infinity; these elements stay as they are in every version.
+        network, device, dtype: for methods that look at data. Which network runs (python:module:function; None for
+        what the base's config.json describes), where, and in what it computes; cpu and float32 by default.
         Raises UsageError or RefusedInput; nothing is left behind then.
         """
-        chosen = make(method, options)
-        if not isinstance(chosen, TensorMethod):
-            raise UsageError(
-                f"method {method} needs a problem with losses; it cannot drive a line from files"
-            )
+        chosen = driving(make(method, options))
         additive = chosen.facts.family == "additive"
         if retention not in ("vectors", "statistics", "none"):
             raise UsageError(f"retention is {retention!r}, expected vectors, statistics or none")
@@ -102,7 +96,9 @@ class Line:
                 f"retention statistics needs an additive method, {method} is a {chosen.facts.family}; "
                 "use vectors, or none if nothing will ever be removed"
             )
+        check_retention(chosen, retention)
         check_kept(chosen, retention, snapshots)
+        compute = chosen_compute(chosen, network, device, dtype)
         for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
             if type(value) is not int or (least is not None and value < least):
                 atleast = "" if least is None else f" of at least {least}"
@@ -116,6 +112,7 @@ class Line:
             "seed": seed,
             "keep": keep,
             "snapshots": snapshots,
+            **compute,
         }
         name = Path(base).resolve().name
         return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite))
@@ -157,6 +154,7 @@ class Line:
         allow_distant: bool = False,
         allow_pickle: bool = False,
         descends_from: str | None = None,
+        tasks: Tasks | None = None,
     ) -> dict[str, Any]:
         """Merge a fine-tuned checkpoint into the line under the name `task` (the folder's name by default).
 
@@ -165,6 +163,8 @@ class Line:
         descends_from: the version that it was fine-tuned from, where that is not the base: a digest or the
         number of a ledger entry. It is recorded, so that removing one of that version's members tells that
         this checkpoint still carries it. What `plait finetune` made says so itself.
+        tasks: a tasks.yaml, or tasks by name, one of them called `task`; needed by methods that look at data. What
+        they need of it is kept in the line.
         """
         task = check_task(task_of(checkpoint) if task is None else task)
         weight = check_weight(weight)
@@ -179,9 +179,8 @@ class Line:
             setting = self._setting()
             work = self.store.workspace(f"merge-{task}")
             allow = Allow(allow_nonfinite, allow_distant, allow_pickle)
-            new, arrival = self._arrive(
-                setting, work, checkpoint, task, weight, private, allow, descends_from
-            )
+            handed = Handed(checkpoint, task, weight, patterns(private), allow, descends_from, tasks)
+            new, arrival = arrive(setting, work, handed)
             built = build_or_find(setting, [*members, new.member], work, enter=[new], state=self._state())
             told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
             fresh = not members or keeps_no_state(setting.method)
@@ -193,13 +192,15 @@ class Line:
         *,
         checkpoint: str | Path | None = None,
         allow_pickle: bool = False,
+        tasks: Tasks | None = None,
         how: Literal["exact", "algebraic"] = "exact",
     ) -> dict[str, Any]:
         """Take a member out. The result has the bytes it would have had, had the task never been merged.
 
         how: "algebraic" subtracts the member's direction instead, for methods that have such a removal (mdm_oc). That
         is not exact: the receipt says what stays of the member. The next change is exact again.
-        checkpoint: the member's own checkpoint, needed under retention "statistics".
+        checkpoint: the member's own checkpoint, needed under retention "statistics"; tasks: as for merge, needed
+        there too where the method looks at data.
         Raises RefusedInput where the task is no member, NotRemovable where the line cannot take it out.
         """
         began = time.monotonic()
@@ -212,10 +213,9 @@ class Line:
             elif how != "exact":
                 raise UsageError(f"how is {how!r}, expected exact or algebraic")
             after = [m for m in members if m.task != task]
-            built, way, fresh = self._without(
-                setting, work, members[index], after, index, (), checkpoint, allow_pickle
-            )
-            stack = stack_of([] if fresh else self._head()["stack"])
+            back = Handed(checkpoint, task, allow=Allow(pickle=allow_pickle), tasks=tasks)
+            built, way, fresh = self._without(setting, work, members[index], after, index, (), back)
+            stack = stack_of([] if fresh else self._head()["stack"], built.ran)
             receipt = removal.receipt(members[index], after, way, built.digest, stack)
             return commit(self.store, "unmerge", task, built, work, began, fresh=fresh, receipt=receipt)
 
@@ -226,8 +226,9 @@ class Line:
         *,
         checkpoint: str | Path | None = None,
         allow_pickle: bool = False,
+        tasks: Tasks | None = None,
     ) -> dict[str, Any]:
-        """Change a member's weight, as if it had been merged with that weight."""
+        """Change a member's weight, as if it had been merged with that weight. checkpoint, tasks: see unmerge."""
         weight = check_weight(weight)
         began = time.monotonic()
         with self.store.lock("reweight"):
@@ -235,7 +236,8 @@ class Line:
             old = members[index]
             new = replace(old, weight=weight)
             after = [new if m.task == task else m for m in members]
-            built, _, fresh = self._without(setting, work, old, after, index, [new], checkpoint, allow_pickle)
+            back = Handed(checkpoint, task, allow=Allow(pickle=allow_pickle), tasks=tasks)
+            built, _, fresh = self._without(setting, work, old, after, index, [new], back)
             receipt = {"weight_before": old.weight, "weight_after": weight}
             return commit(self.store, "reweight", task, built, work, began, fresh=fresh, receipt=receipt)
 
@@ -251,10 +253,14 @@ class Line:
         allow_distant: bool = False,
         allow_pickle: bool = False,
         descends_from: str | None = None,
+        tasks: Tasks | None = None,
+        old_tasks: Tasks | None = None,
     ) -> dict[str, Any]:
         """Put another checkpoint in a member's place in the order, as if it had been merged then.
 
-        old_checkpoint: the one that leaves, needed under retention "statistics".
+        old_checkpoint: the one that leaves, needed under retention "statistics". tasks: as for merge; None for the
+        examples that the line keeps of the member. old_tasks: those that it was merged with, where they are needed
+        as for unmerge; `tasks` by default.
         """
         began = time.monotonic()
         with self.store.lock("replace"):
@@ -262,13 +268,11 @@ class Line:
             old = members[index]
             weight = check_weight(old.weight if weight is None else weight)
             allow = Allow(allow_nonfinite, allow_distant, allow_pickle)
-            new, arrival = self._arrive(
-                setting, work, checkpoint, task, weight, private, allow, descends_from
-            )
+            handed = Handed(checkpoint, task, weight, patterns(private), allow, descends_from, tasks)
+            new, arrival = arrive(setting, work, handed, old)
             after = [new.member if m.task == task else m for m in members]
-            built, _, fresh = self._without(
-                setting, work, old, after, index, [new], old_checkpoint, allow_pickle
-            )
+            back = Handed(old_checkpoint, task, allow=Allow(pickle=allow_pickle), tasks=old_tasks or tasks)
+            built, _, fresh = self._without(setting, work, old, after, index, [new], back)
             receipt = {"digest_before": old.digest, "digest_after": new.member.digest}
             told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
             return commit(
@@ -352,7 +356,9 @@ class Line:
         return self._head()["state"] or None
 
     def _setting(self) -> Setting:
-        return open_setting(self.store, workers=self.workers, chunk=self.chunk, quiet=self.quiet)
+        return open_setting(
+            self.store, workers=self.workers, chunk=self.chunk, quiet=self.quiet, device=self.device
+        )
 
     def _begin(self, verb: str, task: str) -> tuple[Setting, Path, tuple[Member, ...], int]:
         """What every verb on a member needs, after the checks that need no tensor."""
@@ -367,54 +373,13 @@ class Line:
                 f"cannot {verb} {task}: this line keeps nothing of its members (retention none); the version "
                 "before the merge can be exported while it is kept, and a new line with retention vectors can"
             )
-        return self._setting(), self.store.workspace(f"{verb}-{task}"), members, tasks.index(task)
-
-    def _untouched(self) -> frozenset[str]:
-        """Tensors that are still the base's after at least one merge; only a hint in an error message."""
-        head = self._head()
-        if not head["members"]:
-            return frozenset()
-        base, now = (views.tensors(self.store, e) for e in (self.store.ledger.entry(0), head))
-        return frozenset(n for n, d in now.items() if base.get(n) == d)
-
-    def _arrive(
-        self,
-        setting: Setting,
-        work: Path,
-        checkpoint: str | Path,
-        task: str,
-        weight: float,
-        private: Sequence[str] | str,
-        allow: Allow,
-        descends_from: str | None,
-    ) -> tuple[Operand, Arrival]:
-        """Read a checkpoint that comes in, and keep of it what the line's retention says."""
-        try:
-            descends, notes = descent_of(self.store, checkpoint, descends_from)
-            arrival = receive(
-                checkpoint,
-                task,
-                setting.base,
-                setting.base_digests,
-                work / "member.safetensors",
-                weight=weight,
-                private=(*setting.private, *patterns(private)),
-                untouched=self._untouched(),
-                allow=allow,
+        setting = self._setting()
+        if setting.method.facts.removal == "never":
+            raise NotRemovable(
+                f"cannot {verb} {task}: method {setting.method.name} keeps nothing that a member could be taken out "
+                "of; the version before the merge can be exported while it is kept"
             )
-        except RefusedInput:
-            self.store.clear_workspaces()
-            raise
-        arrival = replace(arrival, notes=(*arrival.notes, *notes))
-        member = replace(arrival.member, descends=descends)
-        if self.store.settings["retention"] != "vectors":
-            return Operand(member, arrival.refs), arrival
-        objects = self.store.objects
-        config = None
-        if arrival.own is not None:
-            config = objects.put_file(write_json(work / "own.json", arrival.own))
-        member = replace(member, object=objects.put_file(arrival.file), config=config)
-        return operand(setting, member), arrival
+        return setting, self.store.workspace(f"{verb}-{task}"), members, tasks.index(task)
 
     def _without(
         self,
@@ -424,52 +389,23 @@ class Line:
         after: Sequence[Member],
         index: int,
         enter: Sequence[Operand | Member],
-        checkpoint: str | Path | None,
-        allow_pickle: bool,
+        back: Handed,
     ) -> tuple[Built, str, bool]:
-        """The line with `old`, which is at `index`, gone and `enter` in its place. Returns also how, and whether
-        the state was made from nothing."""
+        """The line with `old`, which is at `index`, gone and `enter` in its place. back: what was handed in of it.
+        Returns also how, and whether the state was made from nothing."""
         if keeps_no_state(setting.method):
             new = [o for o in enter if isinstance(o, Operand)]
             built = build_or_find(setting, after, work, enter=new, state=self._state())
             return built, "recomputation", True
         if setting.method.facts.family == "additive":
-            gone = self._at_hand(setting, old, checkpoint, work, allow_pickle)
-            back = [o if isinstance(o, Operand) else Operand(o, gone.refs) for o in enter]
-            built = build_or_find(setting, after, work, enter=back, leave=[gone], state=self._state())
+            gone = at_hand(setting, work, old, back)
+            new = [o if isinstance(o, Operand) else replace(gone, member=o) for o in enter]
+            built = build_or_find(setting, after, work, enter=new, leave=[gone], state=self._state())
             return built, "subtraction", False
         kept = {int(count): state for count, state in self._head()["snapshots"].items()}
         start = max((count for count in kept if count <= index), default=0)
         again = [operand(setting, m) for m in after[start:]]
         return build_or_find(setting, after, work, enter=again, state=kept.get(start)), "refold", start == 0
-
-    def _at_hand(
-        self, setting: Setting, member: Member, checkpoint: str | Path | None, work: Path, allow_pickle: bool
-    ) -> Operand:
-        """The member's tensors: from the store, else from its checkpoint, which must be the very same."""
-        if member.object is not None:
-            return operand(setting, member)
-        if checkpoint is None:
-            raise UsageError(
-                f"this line keeps sums, not members: hand in the checkpoint of {member.task} "
-                f"(sha256 root {member.digest[:12]}…, it was called {member.source}) with --checkpoint"
-            )
-        arrival = receive(
-            checkpoint,
-            member.task,
-            setting.base,
-            setting.base_digests,
-            work / "removed.safetensors",
-            weight=member.weight,
-            private=(*setting.private, *map(escape, member.private)),
-            allow=Allow(nonfinite=True, distant=True, pickle=allow_pickle),
-        )
-        if arrival.member.digest != member.digest:
-            raise RefusedInput(
-                f"{checkpoint}: its digest is {arrival.member.digest[:12]}…, {member.task} was merged from "
-                f"{member.digest[:12]}…; hand in that very checkpoint"
-            )
-        return Operand(member, arrival.refs)
 
 
 __all__ = ["Line", "open_version", "version_digest"]

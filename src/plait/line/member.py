@@ -34,15 +34,25 @@ class Member:
     private: tuple[str, ...] = ()
     known: str | None = None  # what the method's `prepare` returned, in the store
     descends: dict[str, Any] | None = None  # {"version": digest, "tasks": [...]}: what it was trained from
+    data: str | None = None  # digest of its stored task, where the method looks at data
+    side: str | None = None  # digest of the statistics that were computed from them
+    examples: dict[str, Any] | None = None  # by split of `data`: {"count", "of", "digest"}
+    objects: tuple[str, ...] = ()  # those of `data` and `side` that are in the store
 
     def plain(self) -> dict[str, Any]:
         row = asdict(self)
-        row["private"] = list(self.private)
+        row["private"], row["objects"] = list(self.private), list(self.objects)
         return row
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Member:
-        return cls(**{**row, "private": tuple(row["private"])})
+        tuples = {"private": tuple(row["private"]), "objects": tuple(row.get("objects", ()))}
+        return cls(**{**row, **tuples})
+
+    @property
+    def identity(self) -> tuple[str, float, str | None, str | None]:
+        """What decides its share of the model: checkpoint, weight and data."""
+        return self.digest, self.weight, self.data, self.side
 
 
 @dataclass(frozen=True)

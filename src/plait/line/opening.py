@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from plait.checkpoint.card import card_facts_of_base
 from plait.checkpoint.layout import Checkpoint, root_digest
 from plait.checkpoint.output import plan_output
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, UsageError
 from plait.line.build import (
     Setting,
     open_version,
@@ -19,8 +19,10 @@ from plait.line.build import (
     version_place,
     write_json,
 )
+from plait.line.data import need_of
 from plait.line.member import refuse_nonfinite
-from plait.methods.base import TensorMethod
+from plait.line.surroundings import Compute
+from plait.methods.base import Method, ModelMethod, TensorMethod
 from plait.methods.registry import make
 from plait.store import Store
 
@@ -78,11 +80,68 @@ def _copy_base(base: Checkpoint, folder: Path) -> None:
     output.finish()
 
 
+def driving(method: Method) -> TensorMethod | ModelMethod:
+    """The method as one that a line can be driven by. UsageError where it is of neither kind."""
+    if not isinstance(method, (TensorMethod, ModelMethod)):
+        raise UsageError(f"method {method.name} sees neither tensors nor models; it cannot drive a line")
+    return method
+
+
+def chosen_compute(
+    method: Method, network: str | None, device: str | None, dtype: str | None
+) -> dict[str, Any]:
+    """How networks are to run, for the settings of a new line: nothing where the method looks at no data.
+
+    UsageError for words without a meaning, or where no network would run."""
+    given = {"network": network, "device": device, "dtype": dtype}
+    named = {name: word for name, word in given.items() if word is not None}
+    if need_of(method) is None:
+        if named:
+            raise UsageError(
+                f"{', '.join(named)} was given, and method {method.name} looks at no data, so that no network runs; "
+                "leave it out"
+            )
+        return {}
+    from plait.problem.module import parse_device, parse_dtype
+
+    words = {"network": None, "device": "cpu", "dtype": "float32", **named}
+    parse_device(words["device"] or "")
+    parse_dtype(words["dtype"] or "")
+    return {"compute": words}
+
+
+def compute_of(
+    store: Store, method: Method, device: str | None = None, threads: int | None = None
+) -> Compute:
+    """How networks run: with as many threads as at the last merge, so that what a merge added can be taken away again
+    to the bit; as many as torch takes for the first one."""
+    if need_of(method) is None and not isinstance(method, ModelMethod):
+        return Compute()
+    words = dict(store.settings.get("compute") or {})
+    if device is not None:
+        words["device"] = device
+    if threads is None:
+        found = (e.get("software", {}).get("threads") for e in reversed(store.ledger.entries()))
+        threads = next(filter(None, found), None)
+    if threads is None:
+        import torch
+
+        threads = torch.get_num_threads()
+    return Compute(**words, threads=threads)
+
+
 def open_setting(
-    store: Store, *, workers: int | None = None, chunk: int | None = None, quiet: bool = True
+    store: Store,
+    *,
+    workers: int | None = None,
+    chunk: int | None = None,
+    quiet: bool = True,
+    device: str | None = None,
 ) -> Setting:
-    """What the line was created with, its base opened."""
+    """What the line was created with, its base opened. device: where networks run, where that is another one than
+    the line's."""
     settings = store.settings
+    method = driving(make(settings["method"], settings["options"]))
     digest = settings["base"]["digest"]
     first = store.ledger.entry(0)
     digests = json.loads(store.objects.path(first["tensors"]).read_text(encoding="utf-8"))
@@ -92,11 +151,12 @@ def open_setting(
         base_digests=digests,
         base_digest=digest,
         base_name=settings["base"]["name"],
-        method=cast(TensorMethod, make(settings["method"], settings["options"])),
+        method=method,
         seed=settings["seed"],
         private=tuple(settings["private"]),
         snapshots=settings["snapshots"],
         workers=workers,
         chunk=chunk,
         quiet=quiet,
+        compute=compute_of(store, method, device),
     )

@@ -32,6 +32,8 @@ def receipt(
         "exact": not carriers and (how == "subtraction" or len(stack) < 2),
         "never_merged": digest,
     }
+    if gone.examples is not None:
+        row["examples"] = gone.examples
     notes = []
     if carriers:
         row["descends"] = carriers
@@ -112,7 +114,9 @@ def _holding(store: Store, entries: Sequence[dict[str, Any]], task: str) -> tupl
     objects: set[str] = set()
     for entry in inside:
         mine = [m for m in entry["members"] if m["task"] == task]
-        objects |= {d for m in mine for d in (m["object"], m["config"], m["known"]) if d}
+        objects |= {
+            d for m in mine for d in (m["object"], m["config"], m["known"], *m.get("objects", ())) if d
+        }
         for state in (entry["state"] or {}, *entry["snapshots"].values(), entry.get("objects") or {}):
             objects |= set(state.values())
         if entry["version"] not in clean:

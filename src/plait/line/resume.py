@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def build_or_find(
     state: StateObjects | None = None,
 ) -> Built:
     """`build`, or what an interrupted run of the same command had built, if every byte of it is still there."""
-    asked = _asked(after, enter, leave, state)
+    asked = _asked(setting, after, enter, leave, state)
     found = _find(setting, after, work, asked)
     if found is not None:
         return found
@@ -52,7 +52,11 @@ def build_or_find(
 
 
 def _asked(
-    after: Sequence[Member], enter: Sequence[Operand], leave: Sequence[Operand], state: StateObjects | None
+    setting: Setting,
+    after: Sequence[Member],
+    enter: Sequence[Operand],
+    leave: Sequence[Operand],
+    state: StateObjects | None,
 ) -> str:
     """A hash of all that decides which bytes a build makes, beside what stays the same over a line's life."""
 
@@ -62,6 +66,7 @@ def _asked(
 
     words = [
         software(),
+        asdict(setting.compute),
         [_identity(member) for member in after],
         [[row(operand) for operand in group] for group in (enter, leave)],
         state,
@@ -70,7 +75,7 @@ def _asked(
 
 
 def _identity(member: Member) -> list[Any]:
-    return [member.task, member.weight, member.digest, member.object, member.known]
+    return [member.task, *member.identity, member.object, member.known]
 
 
 def _plain(built: Built) -> dict[str, Any]:
@@ -82,6 +87,7 @@ def _plain(built: Built) -> dict[str, Any]:
         "snapshots": {str(count): folder.name for count, folder in built.snapshots.items()},
         "counts": built.counts,
         "notes": built.notes,
+        "ran": built.ran,
     }
 
 
@@ -111,6 +117,7 @@ def _find(setting: Setting, after: Sequence[Member], work: Path, asked: str) -> 
         tuple(noted["notes"]),
         {work / name: files for name, files in noted["sums"].items()},
         stored,
+        noted["ran"],
     )
 
 

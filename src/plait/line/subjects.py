@@ -51,6 +51,11 @@ def kept(store: Store, member: Mapping[str, Any] | None) -> bool:
     return bool(member and member["object"] and store.objects.has(member["object"]))
 
 
+def complete(store: Store, member: Mapping[str, Any]) -> bool:
+    """Whether the line has all that a member gives to a model: tensors, and what the method needs of its data."""
+    return kept(store, member) and all(map(store.objects.has, member.get("objects", ())))
+
+
 def check(store: Store, subject: Subject) -> None:
     """Gone where the model can neither be read nor be made again."""
     if subject.member is not None:
@@ -61,8 +66,10 @@ def check(store: Store, subject: Subject) -> None:
         return
     inexact = subject.entry.get("inexact")
     if inexact and combination(store, subject.entry) is None:
-        raise Gone(_why(store, f"it is not on disk any more, and is no function of its members ({inexact['note']})"))
-    lost = [m["task"] for m in subject.entry["members"] if not kept(store, m)]
+        raise Gone(
+            _why(store, f"it is not on disk any more, and is no function of its members ({inexact['note']})")
+        )
+    lost = [m["task"] for m in subject.entry["members"] if not complete(store, m)]
     if lost:
         raise Gone(_why(store, f"it is not on disk any more, and what is kept lacks {', '.join(lost)}"))
 

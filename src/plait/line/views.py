@@ -20,7 +20,7 @@ def event(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _member(row: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("task", "weight", "digest", "source", "private", "descends")
+    keys = ("task", "weight", "digest", "source", "private", "descends", "examples")
     return {key: row.get(key) for key in keys}
 
 
@@ -37,6 +37,7 @@ def status(store: Store) -> dict[str, Any]:
     sizes = {
         "members": _size(store, {m["object"] for m in head["members"] if m["object"]}),
         "state": _size(store, set((head["state"] or {}).values())),
+        "data": _size(store, {d for m in head["members"] for d in m.get("objects", ())}),
     }
     return {
         "path": str(store.path),
@@ -55,7 +56,17 @@ def status(store: Store) -> dict[str, Any]:
         "bytes": sizes,
         "removal": removal_of(settings),
         "note": (head.get("inexact") or {}).get("note"),
+        "data": data_of(settings),
     }
+
+
+def data_of(settings: Mapping[str, Any]) -> str:
+    """What a merge needs of a task: none, unlabelled, labelled new or labelled all."""
+    from plait.line.data import need_of
+    from plait.methods.registry import make
+
+    need = need_of(make(settings["method"], settings["options"]))
+    return "none" if need is None else need.data
 
 
 def removal_of(settings: Mapping[str, Any]) -> str:
@@ -102,7 +113,8 @@ def show(store: Store, what: str) -> dict[str, Any]:
         if row["task"] == what:
             history = [event(e) for e in entries if e["task"] == what]
             known = json.loads(store.objects.get(row["known"])) if row["known"] else {}
-            return {"kind": "member", **_member(row), "known": known, "history": history}
+            digests = {key: row.get(key) for key in ("data", "side")}
+            return {"kind": "member", **_member(row), **digests, "known": known, "history": history}
     entry = find(store, what)
     full = {key: value for key, value in entry.items() if key != "members"}
     present = store.versions.has(entry["version"])

@@ -1,0 +1,342 @@
+"""Lines whose method looks at data: what is stored, what is computed from it, and what leaves with a member."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from plait import Line
+from plait.errors import NotRemovable, RefusedInput, UsageError
+from plait.line.opening import open_setting
+from plait.line.problem import problem_of
+from plait.methods import registry
+from plait.problem.base import Examples
+from plait.problem.task import load_tasks
+from tests.evaluation.world import CLASSES, LETTERS, NETWORK, STORED, base_weights, expert_weights, features
+from tests.line.calibrated import Refined, make, register, write_world
+from tests.line.models import read, same_bits
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    register(tmp_path, monkeypatch)
+    write_world(tmp_path)
+    yield tmp_path
+    registry._points.cache_clear()
+
+
+def forget_data(folder: Path) -> None:
+    """The user's own files are gone."""
+    (folder / "tasks.yaml").unlink()
+    for file in folder.glob("*.jsonl"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("snapshots", [0, 2])
+@pytest.mark.parametrize("head", ["zero-shot", "linear", STORED], ids=["zero-shot", "fitted", "private"])
+def test_unmerge_gives_the_bytes_of_never_having_merged_without_the_users_data(
+    world: Path, head: Any, snapshots: int
+) -> None:
+    shutil.rmtree(world / "base")
+    for name in "abc":
+        shutil.rmtree(world / name)
+    write_world(world, head)
+    line = make(world, "line", "abc", snapshots=snapshots)
+    never = make(world, "never", "ac", snapshots=snapshots)
+    forget_data(world)
+    assert line.verify(replay=True)["replay"] == "equal"
+    receipt = line.unmerge("b")["receipt"]
+    assert receipt["exact"]
+    assert receipt["how"] == "refold"
+    assert line.digest == never.digest == receipt["never_merged"]
+    assert not same_bits(read(line.model), read(never.model))
+    assert line._head()["state"] == never._head()["state"]
+    assert line.verify(replay=True)["replay"] == "equal"
+
+
+def test_reweight_and_replace_use_the_stored_examples(world: Path) -> None:
+    line = make(world, "line", "ab")
+    first = line.members[0]
+    line.reweight("a", 2.0)
+    assert line.members[0].data == first.data
+    line.replace("a", world / "c")
+    assert line.members[0].data == first.data
+    other = make(world, "other", "ab")
+    other.replace("a", world / "c", weight=2.0, tasks=world / "tasks.yaml")
+    assert other.digest == line.digest
+
+
+def test_what_a_step_finds_is_kept_and_what_ran_is_recorded(world: Path) -> None:
+    line = make(world, "line", "ab")
+    known = line.show("b")["known"]
+    assert known["tasks"] == ["a", "b"]
+    assert known["last"] == "b"
+    assert len(known["losses"]) == 3
+    entry = line._head()
+    assert entry["software"]["threads"] == torch.get_num_threads()
+    assert entry["software"]["device"] == "cpu"
+    assert f"{torch.get_num_threads()} threads on cpu" in entry["stack"][0]
+    assert entry["counts"]["gradients"] == 6  # three steps, two tasks
+    assert line.log()[1]["counts"]["gradients"] == 3
+
+
+def test_later_commands_run_with_the_threads_of_the_first(world: Path) -> None:
+    before = torch.get_num_threads()
+    line = make(world, "line", "ab")
+    try:
+        torch.set_num_threads(before + 1)
+        line.unmerge("a")
+        line.gc(grace=0)
+        assert torch.get_num_threads() == before + 1
+        assert line._head()["software"]["threads"] == before
+        assert len(line._head()["stack"]) == 1
+        line.merge(world / "c", tasks=world / "tasks.yaml")
+        assert line._head()["software"]["threads"] == before
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_replay_on_another_stack_is_not_comparable(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = make(world, "line", "ab")
+    step = Refined.step
+
+    def other(*words: Any) -> Any:
+        theta, known = step(*words)
+        return {name: tensor * 2 for name, tensor in theta.items()}, known
+
+    monkeypatch.setattr(Refined, "step", other)
+    assert line.verify(replay=True)["replay"] == "different"
+    monkeypatch.setattr("plait.line.surroundings.versions", lambda network: {"toys": "2"})
+    found = line.verify(replay=True)["replay"]
+    assert found.startswith("not comparable: made with")
+    assert "toys 2" in found
+
+
+def test_the_problem_of_a_line_is_that_of_its_tasks(world: Path) -> None:
+    line = make(world, "line", "ab", samples=12)
+    setting = open_setting(line.store)
+    problem = problem_of(setting, line.members)
+    assert list(problem) == ["a", "b"]
+    assert problem.last == "b"
+    tasks = load_tasks(world / "tasks.yaml")
+    weights = base_weights()
+    for name in "ab":
+        wanted = tasks[name].examples("calibration")
+        assert problem[name].digest == wanted.digest
+        assert problem[name].loss(weights) == pytest.approx(
+            float(_mean_loss(weights, wanted)), rel=1e-5
+        )  # fp32 sums
+    with pytest.raises(
+        RefusedInput, match="no validation examples are stored with the line, only calibration"
+    ):
+        problem_of(setting, line.members, "validation")
+
+
+def _mean_loss(weights: Any, examples: Any) -> torch.Tensor:
+    """Cross-entropy of 20 * the cosine with the base's embedding of each class."""
+    named = torch.nn.functional.normalize(features(base_weights(), CLASSES), dim=1)
+    found = torch.nn.functional.normalize(features(weights, examples.inputs), dim=1)
+    return -(20 * found @ named.T).log_softmax(1)[range(len(found)), examples.labels].mean()
+
+
+def test_samples_are_drawn_once_and_the_number_is_told(world: Path) -> None:
+    line = make(world, "line", "a")
+    told = line.status()["members"][0]["examples"]
+    assert told["calibration"]["count"] == 8
+    assert told["calibration"]["of"] == 12
+    assert line.show("a")["examples"] == told
+    again = make(world, "again", "a")
+    assert again.members[0].data == line.members[0].data
+    other = make(world, "other", "a", seed=1)
+    assert other.members[0].data != line.members[0].data
+
+
+def test_purge_removes_the_stored_set_and_gc_keeps_those_of_members(world: Path) -> None:
+    line = make(world, "line", "abc", snapshots=1)
+    sets = {m.task: m.data or "" for m in line.members}
+    line.unmerge("b")
+    line.purge("b")
+    line.gc(grace=0)
+    assert {task: line.store.objects.has(d) for task, d in sets.items()} == {"a": True, "b": False, "c": True}
+    assert line.verify()["ok"]
+
+
+def test_a_missing_set_is_told_by_verify(world: Path) -> None:
+    line = make(world, "line", "ab")
+    line.store.objects.delete(line.members[0].data or "")
+    problems = line.verify()["problems"]
+    assert len(problems) == 1
+    assert (line.members[0].data or "?") in problems[0]
+
+
+def test_needed_data_are_asked_for_in_words(world: Path) -> None:
+    line = Line.create(world / "line", world / "base", "refined", network=NETWORK, private="classifier.*")
+    with pytest.raises(
+        UsageError, match=r"refined computes losses on each task from calibration.*--tasks FILE"
+    ):
+        line.merge(world / "a")
+    with pytest.raises(RefusedInput, match="task 'x' is not among the tasks"):
+        line.merge(world / "a", "x", tasks=world / "tasks.yaml")
+    assert not line.members
+    assert not line.store.workspaces()
+    with pytest.raises(UsageError, match="retention statistics"):
+        Line.create(world / "other", world / "base", "refined", retention="statistics", network=NETWORK)
+    with pytest.raises(UsageError, match="at each merge, and retention none keeps no examples"):
+        Line.create(world / "other", world / "base", "refined", retention="none", network=NETWORK)
+    with pytest.raises(UsageError, match="network was given, and method average looks at no data"):
+        Line.create(world / "other", world / "base", "average", network=NETWORK)
+    plain = Line.create(world / "plain", world / "base", "average", private="classifier.*")
+    notes = plain.merge(world / "a", tasks=world / "tasks.yaml")["notes"]
+    assert notes == ["method average looks at no data; --tasks was not used"]
+
+
+def test_a_storage_free_method_sees_the_new_task_and_removes_nothing(world: Path) -> None:
+    line = make(world, "line", "abc", "newest", retention="none")
+    assert all(m.data and not m.objects and m.object is None for m in line.members)
+    held = set(line.store.objects.all())
+    assert not held & {m.data for m in line.members}
+    assert make(world, "kept", "abc", "newest").digest == line.digest
+    with pytest.raises(NotRemovable, match="method newest keeps nothing"):
+        Line.open(world / "kept").unmerge("a")
+
+
+def test_an_old_ledger_opens(world: Path) -> None:
+    from plait.line.member import Member
+
+    row = make(world, "line", "a").members[0].plain()
+    old = {k: v for k, v in row.items() if k not in ("data", "side", "examples", "objects")}
+    member = Member.of(json.loads(json.dumps(old)))
+    assert (member.data, member.side, member.examples, member.objects) == (None, None, None, ())
+
+
+# statistics that are computed from the data
+
+
+def test_a_fisher_side_is_that_of_the_expert(world: Path) -> None:
+    line = make(world, "line", "a", "summed")
+    side = load_file(line.store.objects.path(line.members[0].side or ""))
+    assert {k: v.dtype for k, v in side.items()} == {
+        "fisher/mix.weight": torch.float32,
+        "fisher/mix.bias": torch.float32,
+    }
+    setting = open_setting(line.store)
+    examples = problem_of(setting, line.members)["a"].feed.examples
+    weights = {n: t for n, t in expert_weights(0).items() if n.startswith("mix")}
+    wanted = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for i in range(len(examples)):
+        leaves = {n: t.clone().requires_grad_() for n, t in weights.items()}
+        assert examples.labels is not None
+        one = Examples([examples.inputs[i]], examples.labels[i : i + 1], "")
+        slopes = torch.autograd.grad(_mean_loss(leaves, one), list(leaves.values()))
+        for name, slope in zip(leaves, slopes, strict=True):
+            wanted[name] += slope.square() / len(examples)
+    for name, tensor in wanted.items():
+        assert torch.allclose(side[f"fisher/{name}"], tensor, rtol=1e-4, atol=1e-7)  # fp32 on both sides
+
+
+def test_a_moment_side_is_that_of_the_inputs(world: Path) -> None:
+    line = make(world, "line", "a", "moments")
+    side = load_file(line.store.objects.path(line.members[0].side or ""))
+    examples = load_tasks(world / "tasks.yaml")["a"].examples("calibration")
+    counts = torch.tensor([[float(text.count(x)) for x in LETTERS] for text in examples.inputs])
+    assert list(side) == ["moment/mix.weight"]
+    assert torch.equal(side["moment/mix.weight"], (counts.T.double() @ counts.double() / len(counts)).float())
+
+
+@pytest.mark.parametrize("method", ["summed", "moments"])
+def test_statistics_are_taken_out_by_subtraction(world: Path, method: str) -> None:
+    line = make(world, "line", "abc", method)
+    never = make(world, "never", "ac", method)
+    forget_data(world)
+    assert line.unmerge("b")["receipt"]["how"] == "subtraction"
+    assert line.digest == never.digest
+    assert line.verify(replay=True)["replay"] == "equal"
+    line.reweight("a", 2.0)
+    assert line.verify(replay=True)["replay"] == "equal"
+
+
+def test_under_retention_statistics_the_data_are_handed_in_again(world: Path) -> None:
+    line = make(world, "line", "abc", "summed", retention="statistics")
+    never = make(world, "never", "ac", "summed", retention="statistics")
+    member = line.members[1]
+    assert member.data
+    assert member.side
+    assert not member.objects
+    assert not {member.data, member.side} & set(line.store.objects.all())
+    assert line.verify()["ok"]
+    assert make(world, "kept", "abc", "summed").members[1].side == member.side
+    with pytest.raises(UsageError, match=r"hand in the tasks\.yaml that b was merged with, with --tasks"):
+        line.unmerge("b", checkpoint=world / "b")
+    tasks = load_tasks(world / "tasks.yaml")
+
+    class Renamed:
+        name, kind, classes, head = "b", tasks["a"].kind, tasks["a"].classes, tasks["a"].head
+        examples = tasks["a"].examples
+
+    with pytest.raises(RefusedInput, match="are not those that it was merged with"):
+        line.unmerge("b", checkpoint=world / "b", tasks={"b": Renamed()})
+    line.unmerge("b", checkpoint=world / "b", tasks=world / "tasks.yaml")
+    assert line.digest == never.digest
+
+
+# commands, and interruptions
+
+
+def plait(world: Path, env: dict[str, str], *words: str, code: int = 0) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.cli", *words, "--json"], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = register(tmp_path, monkeypatch)
+    tasks = str(write_world(tmp_path))
+    line = str(tmp_path / "line")
+    base = ["--base", str(tmp_path / "base"), "--private", "classifier.*", "--network", NETWORK]
+    made = plait(tmp_path, env, "init", line, *base, "--method", "refined")
+    assert made["data"] == "labelled all"
+    failed = plait(tmp_path, env, "merge", line, str(tmp_path / "a"), code=2)
+    assert "--tasks FILE" in failed["error"]["message"]
+    for name in "ab":
+        done = plait(tmp_path, env, "merge", line, str(tmp_path / name), "--tasks", tasks)
+    assert done["members"][1]["examples"]["calibration"]["count"] == 8
+    never = make(tmp_path, "never", "b")
+    assert plait(tmp_path, env, "unmerge", line, "a")["version"] == never.digest
+    assert plait(tmp_path, env, "verify", line, "--replay")["replay"] == "equal"
+    state = plait(tmp_path, env, "status", line)
+    assert state["data"] == "labelled all"
+    assert state["members"][0]["examples"]["calibration"]["of"] == 12
+    plait(tmp_path, env, "purge", line, "a", "--yes")
+    registry._points.cache_clear()
+
+
+def test_a_killed_merge_goes_on_after_its_last_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = register(tmp_path, monkeypatch)
+    write_world(tmp_path)
+    line = make(tmp_path, "line", "abc")
+    never = make(tmp_path, "never", "bc")
+    place = str(tmp_path / "line")
+    before = line.digest
+    words = [sys.executable, "-m", "plait.cli", "unmerge", place, "a", "--json"]
+    subprocess.run(words, env={**env, "PLAIT_TEST_CRASH_AT": "2"}, capture_output=True)
+    assert Line.open(place).digest == before
+    assert (tmp_path / "line" / "tmp" / "unmerge-a" / "steps-2" / "step-1").is_dir()
+    done = plait(
+        tmp_path, {**env, "PLAIT_TEST_CRASH_AT": "1"}, "unmerge", place, "a"
+    )  # step 1 is not run again
+    assert done["version"] == never.digest
+    assert Line.open(place)._head()["state"] == never._head()["state"]
+    registry._points.cache_clear()
