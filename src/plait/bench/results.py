@@ -15,6 +15,10 @@ from typing import Any
 from plait.errors import RefusedInput
 
 SCHEMA = "plait bench"
+REMOVAL = "plait bench removal"
+VERBS = {SCHEMA: "run", REMOVAL: "removal"}
+"""What a file of results is, and the action that makes it."""
+
 FORMAT = 1
 LEVEL = 0.95
 
@@ -49,10 +53,10 @@ def interval(right: int, count: int) -> tuple[float, float]:
     return found.low, found.high
 
 
-def empty(**same: Any) -> dict[str, Any]:
+def empty(schema: str = SCHEMA, **same: Any) -> dict[str, Any]:
     """Results without anything measured. same: a value for every key of SAME."""
     return {
-        "schema": SCHEMA,
+        "schema": schema,
         "format": FORMAT,
         **{key: same[key] for key in SAME},
         "rows": {"base": {}, "experts": {}},
@@ -62,8 +66,10 @@ def empty(**same: Any) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The results in a file. RefusedInput, one line, where it holds something else."""
+def read(path: Path, *schemas: str) -> dict[str, Any]:
+    """The results in a file, of one of the schemas (SCHEMA by default). RefusedInput, one line, where it holds
+    something else."""
+    wanted = schemas or (SCHEMA,)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -72,9 +78,10 @@ def read(path: Path) -> dict[str, Any]:
         raise RefusedInput(f"{path}: is a folder, expected a file of results") from None
     except (ValueError, RecursionError) as error:
         raise RefusedInput(f"{path}: is no JSON ({str(error).splitlines()[0]}); expected results") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(found, dict) or found.get("schema") not in wanted:
         raise RefusedInput(
-            f"{path}: is no file of suite results (schema {SCHEMA!r}); was it made by plait bench run?"
+            f"{path}: is no file of suite results (schema {' or '.join(map(repr, wanted))}); was it made by "
+            f"{' or '.join(f'plait bench {VERBS[schema]}' for schema in wanted)}?"
         )
     if found.get("format") != FORMAT:
         raise RefusedInput(
@@ -92,22 +99,22 @@ _KINDS: Mapping[str, type] = {
 }  # fmt: skip
 
 
-def check_suite(path: Path, suite: str) -> None:
+def check_suite(path: Path, suite: str, schema: str = SCHEMA) -> None:
     """RefusedInput where the file is there and holds no results of this suite: known before hours of work."""
-    if path.exists() and (found := read(path)["suite"]) != suite:
+    if path.exists() and (found := read(path, schema)["suite"]) != suite:
         raise RefusedInput(
             f"{path}: holds results of suite {found}, expected {suite}; give another file with --out"
         )
 
 
-def go_on(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
+def go_on(path: Path, now: Mapping[str, Any], schema: str = SCHEMA) -> dict[str, Any]:
     """The results in the file, if it is there, else empty ones. now: what this run measures, by the keys of SAME.
 
     RefusedInput names the first thing in which the file's differ.
     """
     if not path.exists():
-        return empty(**now)
-    found = read(path)
+        return empty(schema, **now)
+    found = read(path, schema)
     for key in SAME:
         apart = next(_apart(key, found[key], now[key]), None)
         if apart is not None:
@@ -135,17 +142,23 @@ def _short(value: Any) -> str:
 
 def scores(found: Mapping[str, Any]) -> dict[tuple[str, str], Score]:
     """Every score on test examples that the results hold, by digest of the model and task."""
+    held = row_scores(found)
+    for cell in found["cells"]:
+        for version, right, undefined in zip(cell["versions"], cell["right"], cell["undefined"], strict=True):
+            for task, hits, lost in zip(cell["order"], right, undefined, strict=True):
+                if hits is not None:
+                    held[version, task] = Score(hits, found["tasks"][task]["test"]["examples"], lost)
+    return held
+
+
+def row_scores(found: Mapping[str, Any]) -> dict[tuple[str, str], Score]:
+    """Those of the base and of the experts."""
     held: dict[tuple[str, str], Score] = {}
     digests = {"base": dict.fromkeys(found["tasks"], found["setting"]["base"])}
     digests["experts"] = {t: row["digest"] for t, row in found["experts"].items()}
     for who, row in found["rows"].items():
         for task, cell in row.items():
             held[digests[who][task], task] = Score(cell["right"], cell["count"], cell["undefined"])
-    for cell in found["cells"]:
-        for version, right, undefined in zip(cell["versions"], cell["right"], cell["undefined"], strict=True):
-            for task, hits, lost in zip(cell["order"], right, undefined, strict=True):
-                if hits is not None:
-                    held[version, task] = Score(hits, found["tasks"][task]["test"]["examples"], lost)
     return held
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from plait.bench import experts, machine, results, worker
 from plait.bench.at_once import cosines
@@ -61,10 +61,15 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
     Errors: UsageError for words that make no sense; RefusedInput where data is missing or the file holds other
     results; LockedError where another run of the suite uses the cache.
     """
+    find(asked.suite)
+    return conduct(Run, asked, _specs(asked), say)
+
+
+def conduct(kind: type[Run], asked: Asked, specs: Mapping[str, Spec], say: Say) -> dict[str, Any]:
+    """Do what `kind.all` does, with processes, a base and a folder for work at hand. Errors: those of `run`."""
     suite = find(asked.suite)
-    specs = _specs(asked)
     suite.check(asked.sources)
-    results.check_suite(asked.out, suite.name)
+    results.check_suite(asked.out, suite.name, kind.schema)
     asked.cache.mkdir(parents=True, exist_ok=True)
     with hold(asked.cache / f"{suite.name}.lock", f"bench run {suite.name}"):
         work = asked.cache / f"{suite.name}.work"
@@ -74,7 +79,7 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
             test = suite.test if asked.test is None else asked.test
             setup = Setup(suite.name, asked.sources, work / "base", test, asked.device)
             with processes(asked.workers, setup) as pool:
-                return _Run(asked, suite, specs, pool, work, say).all()
+                return kind(asked, suite, specs, pool, work, say).all()
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -92,9 +97,10 @@ def _specs(asked: Asked) -> dict[str, Spec]:
 
 
 @dataclass
-class _Run:
+class Run:
     """What the parts of a run share. stock: what is merged; found: the results so far."""
 
+    schema: ClassVar[str] = results.SCHEMA
     asked: Asked
     suite: Suite
     specs: Mapping[str, Spec]
@@ -137,11 +143,14 @@ class _Run:
             )
         self.stock = Stock(self.pool.setup.base, folders, suite.tasks, suite.private)
         now = {"suite": suite.name, "setting": self._setting(base), "tasks": tasks, "experts": rows}
-        self.found = results.go_on(self.asked.out, now)
-        self.pool.know(results.scores(self.found))
+        self.found = results.go_on(self.asked.out, now, self.schema)
+        self.pool.know(self._known())
         started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         this = {"started": started, "machine": machine.machine(), "software": software}
         self.found["runs"].append({**this, "workers": self.asked.workers})
+
+    def _known(self) -> dict[tuple[str, str], results.Score]:
+        return results.scores(self.found)
 
     def _setting(self, base: str) -> dict[str, Any]:
         from plait.training import Recipe
