@@ -160,6 +160,23 @@ def test_samples_are_drawn_once_and_the_number_is_told(world: Path) -> None:
     assert other.members[0].data != line.members[0].data
 
 
+def test_the_number_that_0_stands_for_is_the_methods() -> None:
+    from plait.line.data import Need, need_of
+    from plait.methods.registry import make as method
+
+    for words, count in (({}, 1024), ({"variant": "released"}, 2048), ({"samples": 7}, 7)):
+        assert need_of(method("ode_m", words)) == Need("problem", ("calibration",), count, True)
+    assert need_of(method("ode_m", {"calibration": "new"})) == Need("problem", ("calibration",), 1024, False)
+    assert need_of(method("mdm_oc")) is None
+
+
+def test_a_line_is_measured_with_its_own_network(world: Path) -> None:
+    line = make(world, "line", "a")
+    rows = line.evaluate(world / "tasks.yaml", only=["a"])["rows"]
+    assert {row["network"] for row in rows} == {f"{NETWORK} float32"}
+    assert len(rows) == 3
+
+
 def test_purge_removes_the_stored_set_and_gc_keeps_those_of_members(world: Path) -> None:
     line = make(world, "line", "abc", snapshots=1)
     sets = {m.task: m.data or "" for m in line.members}

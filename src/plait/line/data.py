@@ -51,7 +51,7 @@ def need_of(method: Method) -> Need | None:
     """None for a method that looks at no data.
 
     A method says `wants`; it may have an option `samples`, and an attribute `splits`, the names of the splits that it
-    looks at (calibration alone where it has none).
+    looks at (calibration alone where it has none). Where 0 stands for a number of its own, `resolved()` has it.
     """
     wants: Wants = method.wants
     if isinstance(method, ModelMethod):
@@ -59,8 +59,9 @@ def need_of(method: Method) -> Need | None:
     if not wants:
         return None
     splits = tuple(getattr(method, "splits", ("calibration",)))
-    samples = int(getattr(method, "samples", SAMPLES))
-    return Need(wants, splits, samples, wants == "problem" and method.facts.data != "labelled new")
+    resolved = getattr(method, "resolved", lambda: method)()
+    samples = int(getattr(resolved, "samples", SAMPLES))
+    return Need(wants, splits, samples or SAMPLES, wants == "problem" and method.facts.data != "labelled new")
 
 
 def why(method: Method, need: Need) -> str:

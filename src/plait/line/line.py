@@ -329,12 +329,15 @@ class Line:
         """Measure a version (the current one by default), the base and the experts on tasks; keep the results.
 
         tasks: a tasks.yaml, or tasks by name. every: all versions. only: names of tasks. how: split, batch, device,
-        dtype, network, level and seed, see `plait.line.planning.How`. The keys of the result are those of
+        dtype, network (by default the one that the line runs itself, if any), level and seed, see
+        `plait.line.planning.How`. The keys of the result are those of
         `plait eval --json`, in docs/command-line.md.
         """
         from plait.line.evaluating import evaluate
         from plait.line.planning import How
 
+        if how.get("network") is None:
+            how["network"] = (self.store.settings.get("compute") or {}).get("network")
         asked = How(quiet=self.quiet, **how)
         return evaluate(self.store, self._setting, tasks, asked, only=only, version=version, every=every)
 

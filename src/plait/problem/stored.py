@@ -14,7 +14,7 @@ examples and how many there were to draw from. Equal examples of equal tasks giv
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -222,8 +222,3 @@ def head_of(task: Task, network: Network, base_weights: Weights) -> Head:
     """The head of a task: the fitted one of a stored task as it was stored, any other as `make_head` makes it."""
     fitted = task.fitted if isinstance(task, StoredTask) else None
     return make_head(task, network, base_weights) if fitted is None else fitted
-
-
-def splits_of(splits: Sequence[Split]) -> str:
-    """`calibration`, or `calibration and validation`, for messages."""
-    return " and ".join(splits)
