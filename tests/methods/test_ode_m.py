@@ -18,6 +18,10 @@ from plait.methods.base import Known, MemberFacts
 from plait.methods.memory import apply
 from plait.methods.ode_m import OdeM
 from plait.methods.registry import make
+from plait.problem.base import Examples
+from plait.problem.network import module_network
+from plait.problem.objective import Objective
+from plait.problem.problem import Problem
 from plait.testing import check
 from tests.methods.ode_toys import Formula, Toy, split, steps, toys
 
@@ -168,6 +172,14 @@ def test_gamma_against_budgets_of_either_sign() -> None:
     _, found = steps(OdeM(), far, [torch.cat([far[:-1], far[-1:] + 9]), near], [1, 1], toys(uphill, uphill))
     assert found[1]["budget"] < 0
     assert set(found[1]["gamma"]) == {1.0}  # straight downhill
+    over = torch.zeros(SIZE, dtype=torch.float64)
+    over[0] = 3.0  # a hill lies on the way, and a valley behind it: none of the climb is let pass
+    hill: Formula = lambda x: x[0].sin() - x[0] / 2  # noqa: E731
+    got, found = steps(OdeM(), over * 0, [over * 0, over * 2], [1, 1], toys(hill, hill))
+    assert found[1]["budget"] < 0
+    assert set(found[1]["gamma"]) == {0.0}
+    assert torch.allclose(got, over * 0, rtol=0, atol=1e-14)
+    assert found[1]["barrier"] > 0
 
 
 # Closed forms
@@ -270,6 +282,13 @@ def test_each_tensor_is_restrained_by_itself() -> None:
     assert torch.allclose(run("model"), half, rtol=0, atol=1e-14)
     assert torch.allclose(run("layer"), by_layer, rtol=0, atol=1e-14)
     assert torch.allclose(run("tensor"), by_tensor, rtol=0, atol=1e-14)
+    # A budget is shared by the tensors that climb, 2 and 5 units: in each, 0.7 of 7 lets a tenth pass.
+    got, found = steps(OdeM(granularity="tensor", budget=0.7), start, [start, expert], [1, 1], problem)
+    by_tensor[:2] = by_tensor[6:] = 0.05
+    assert torch.allclose(got[2:6], by_tensor[2:6], rtol=0, atol=1e-14)
+    assert found[1]["gamma"][0] == pytest.approx(0.1)
+    rise = sum(float(got[i]) for i in (0, 1, 6, 7, 8, 9, 10))
+    assert rise == pytest.approx(0.35)  # to t = 1/2
 
 
 def test_torchdiffeq_agrees() -> None:
@@ -298,6 +317,10 @@ def test_the_trace() -> None:
     assert known["restrained"] == sum(gamma < 1 for gamma in known["gamma"])
     before, _ = steps(OdeM(line=3, budget=0.2), normal(9), experts[:2], [1, 1], problem)
     assert known["norm"][0] == pytest.approx(float((experts[2] - before).norm()))
+    _, free = steps(OdeM(budget=1e9), normal(9), experts[:2], [1, 1], problem)
+    assert free[1]["norm"] == pytest.approx(
+        [float((experts[1] - experts[0]).norm())] * 10
+    )  # it goes straight
     ends = [sum(float(wavy(i)(x)) for i in range(3)) / 3 for x in (before, experts[2])]
 
     def above(t: float, losses: list[float]) -> float:
@@ -468,6 +491,49 @@ def test_the_way_to_a_merged_end_is_guarded_by_losses() -> None:
     plain = {name: state[name] for name in base}
     with pytest.raises(VerificationError, match="holds no tensors sum/"):
         method.step(plain, base, experts[1], (MemberFacts(1, {}), MemberFacts(1, {})), problem)
+
+
+# With a network
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"granularity": "layer", "integrator": "heun", "calibration": "new"},
+        {"variant": "released", "h": 0.1, "refine": 10},
+        {"variant": "control_adamw", "refine": 10},
+        {"target": "merged"},
+    ],
+)
+def test_losses_of_a_network(options: dict[str, Any]) -> None:
+    """In fp32, through the problem that lines hand in; what a trace says is what the problem says of the model."""
+    network = module_network(
+        torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    )
+    points = normal(0, 400).view(200, 2).float()
+    problem = Problem(
+        {
+            "right": Objective(network, None, Examples(points, (points[:, 0] > 0).long(), "right")),
+            "above": Objective(network, None, Examples(points, (points[:, 1] > 0).long(), "above")),
+        }
+    )
+    shapes = {"0.weight": (8, 2), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,)}
+    base, one, two = (
+        {name: normal(seed, math.prod(shape)).view(shape).float() for name, shape in shapes.items()}
+        for seed in (1, 2, 3)
+    )
+    method = OdeM(samples=120, **options)
+    state, _ = method.step(base, base, one, (MemberFacts(1, {}),), problem)
+    state, known = method.step(state, base, two, (MemberFacts(1, {}), MemberFacts(1, {})), problem)
+    assert all(state[name].dtype == torch.float32 for name in base)
+    losses = known["refined"]["losses"] if "refined" in known else known["losses"]
+    new = options.get("calibration") == "new"
+    sampled = problem.only("above").sample(120, 0) if new else problem.sample(60, 0)
+    if options.get("variant") != "released":  # which takes the best point, not the last
+        assert {task: row[-1] for task, row in losses.items()} == sampled.losses({n: state[n] for n in base})
+    merged = apply(method, base, [one, two], problem=problem)
+    assert all(torch.equal(merged[name], state[name]) for name in base)
 
 
 # Errors and options

@@ -158,24 +158,50 @@ def numbers(formula: Formula) -> tuple[Any, Any]:
     return lambda x: float(formula(torch.tensor(x))), slope
 
 
-@pytest.mark.parametrize("spread", [0.3, 1.0])
-def test_steps_are_what_the_equations_say(spread: float) -> None:
-    experts, formulas = bowls(5, spread)
+def ripple(seed: int, height: float) -> Formula:
+    """A bowl with waves in it, so that a straight way goes up and down."""
+    across, centre = normal(seed) / normal(seed).norm(), normal(seed + 1)
+    return lambda x: ((x - centre) ** 2).sum() / 20 + height * (4 * (x @ across)).sin()
+
+
+@pytest.mark.parametrize(
+    ("seed", "height", "made"),
+    [
+        (9, 0.1, [1, 1, 1]),
+        (45, 0.1, [1, 1, 1]),
+        (27, 0.4, [0.7, 1, 1]),
+        (84, 0.2, [1, 1, 1]),  # bounds below 0 are met in two steps
+        (99, 0.2, [1, 0, 1]),
+        (57, 0.4, [0.7, 0, 0]),
+    ],
+)
+def test_steps_are_what_the_equations_say(seed: int, height: float, made: list[float]) -> None:
+    formulas = [ripple(1000 + 10 * seed + 2 * i, height) for i in range(5)]
     tasks = [numbers(f) for f in formulas]
-    for k in (2, 5):
-        method = OdeM(variant="released", refine=0, h=0.25, t_end=0.6)
-        start = sum(experts[: k - 1], torch.zeros(SIZE, dtype=torch.float64)) / (k - 1)
-        base = split(start)
-        members = tuple(MemberFacts(1, {}) for _ in range(k))
-        state, known = method.step(base, base, split(experts[k - 1]), members, toys(*formulas[:k]))
-        theta, expert = start.numpy(), experts[k - 1].numpy()
-        ends = [f(theta) for f, _ in tasks], [f(expert) for f, _ in tasks]
-        factors = []
-        for t, s in ((0.0, 0.25), (0.25, 0.25), (0.5, 0.1)):
-            theta, factor = dense_step(theta, expert, t, s, tasks[:k], ends)
-            factors.append(factor)
-        assert known["factor"] == pytest.approx(factors)
-        assert np.allclose(torch.cat([state[n].flatten() for n in sorted(base)]), theta, rtol=0, atol=1e-6)
+    method = OdeM(variant="released", refine=0, h=0.25, t_end=0.6)
+    start, end = normal(seed), normal(seed) + normal(seed + 500)
+    base = split(start)
+    members = tuple(MemberFacts(1, {}) for _ in range(5))
+    state, known = method.step(base, base, split(end), members, toys(*formulas))
+    theta, expert = start.numpy(), end.numpy()
+    ends = [f(theta) for f, _ in tasks], [f(expert) for f, _ in tasks]
+    for t, s, want in zip((0.0, 0.25, 0.5), (0.25, 0.25, 0.1), made, strict=True):
+        theta, factor = dense_step(theta, expert, t, s, tasks, ends)
+        assert factor == want
+    assert known["factor"] == made
+    assert np.allclose(torch.cat([state[n].flatten() for n in sorted(base)]), theta, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("wall", "factor"), [(0.03, 0.7**8), (0.02, 0.0)])
+def test_a_step_is_shortened_eight_times_before_it_is_skipped(wall: float, factor: float) -> None:
+    """Half of the way to the expert, of length 1, but for a wall on it that is flat at the start."""
+    start, expert = torch.zeros(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.float64)
+    expert[0] = 1
+    problem = toys(*[lambda x: 1e4 * (x[0] - wall).relu() * (0.9 - x[0]).relu()] * 2)
+    method = OdeM(variant="released", h=0.5, refine=0)
+    got, found = steps(method, start, [start, expert], [1, 1], problem)
+    assert found[1]["factor"] == pytest.approx([factor])
+    assert float(got[0]) == pytest.approx(0.5 * factor)
 
 
 def test_no_step_goes_above_a_ceiling_and_some_are_shortened_or_skipped() -> None:

@@ -43,7 +43,7 @@ class Guarded:
     4. theta + s v is tried, and 0.7 of the step, at most 8 times over, until every task's loss is at most
        ceiling_j(t + s); else theta stays where it is. t goes on by s in any case.
 
-    Cost: a gradient and 1 to 9 losses a task and step. Memory: 6 buffers with theta, and one for each bound.
+    Cost: a gradient and 1 to 9 losses a task and step. Memory: 4 buffers with theta, and one for each bound.
     """
 
     layout: Layout

@@ -27,8 +27,8 @@ def nearest(gram: Sequence[Sequence[float]], inner: Sequence[float], bounds: Seq
     """min 1/2 ||v - base||^2 subject to <g_j, v> <= bounds[j], by trying every set of active bounds.
 
     gram: <g_i, g_j>. inner: <g_j, base>. For a few bounds: 2^n small systems, in fp64. A bound whose g_j is 0 is
-    left out. The solution is unique: of the sets whose solution has factors >= 0 and keeps to all bounds (the
-    conditions of Karush, Kuhn and Tucker) the one with the shortest way is taken.
+    left out. The solution lies on its own active bounds as near to base as these let it, so that it is among the
+    candidates; of those that keep to all bounds it is the nearest.
     """
     lengths = [sqrt(gram[j][j]) for j in range(len(inner))]
     some = [j for j, length in enumerate(lengths) if length > 0]
@@ -43,7 +43,7 @@ def nearest(gram: Sequence[Sequence[float]], inner: Sequence[float], bounds: Seq
     for count in range(len(some) + 1):
         for active in combinations(range(len(some)), count):
             factors = _solved(unit, over, active)
-            if factors is None or bool((factors < -slack).any()):
+            if factors is None:
                 continue
             missed = max(float((over - unit @ factors).max()) if some else 0.0, 0.0)
             way = float(factors @ unit @ factors)
@@ -53,7 +53,7 @@ def nearest(gram: Sequence[Sequence[float]], inner: Sequence[float], bounds: Seq
     assert best is not None  # no active bounds: factors of 0
     rank, factors, active = best
     every = [0.0] * len(inner)
-    for j, factor in zip(some, (factors.clamp_min(0) / scale).tolist(), strict=True):
+    for j, factor in zip(some, (factors / scale).tolist(), strict=True):
         every[j] = factor
     return Nearest(tuple(every), tuple(some[i] for i in active), rank[0] == 0.0)
 
