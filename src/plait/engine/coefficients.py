@@ -83,6 +83,14 @@ def remember(state: Path, members: Sequence[Incoming]) -> tuple[Products, Coeffi
     )
 
 
+def chosen_for(state: Path, members: Sequence[Incoming]) -> Coefficients | None:
+    """The numbers that a fit chose for exactly these members, in this order; None where `state` is of others."""
+    chosen = json.loads((state / COMBINED).read_bytes())
+    same = chosen["members"] == keys_of(members)
+    found: Coefficients | None = chosen["alpha"] if same else None
+    return found
+
+
 def shorten(method: CoefficientMethod, members: Sequence[Incoming], state: Path, new_state: Path) -> Files:
     """Write the state of `members`, some of those that `state` was made of, as a merge of them would write it; the
     sums of its files."""

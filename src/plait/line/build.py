@@ -19,6 +19,7 @@ from plait.errors import PlaitError, UsageError
 from plait.line.member import Member, refs_of, seed_of
 from plait.line.surroundings import Compute, stack_words
 from plait.methods.base import ModelMethod
+from plait.methods.choosing import fit_of_method
 from plait.methods.coefficients import STATELESS, Coefficients
 from plait.types import TensorRef
 from plait.words import plural
@@ -82,6 +83,7 @@ class Built:
     sums: dict[Path, Sums] = field(default_factory=dict)  # by folder, of the files of `state` and `snapshots`
     stored: dict[Path, str] = field(default_factory=dict)  # those of these files that are objects already
     ran: dict[str, Any] = field(default_factory=dict)  # threads, device and libraries, where networks ran
+    fitted: dict[str, Any] = field(default_factory=dict)  # what a fit has chosen
 
 
 def operand(setting: Setting, member: Member) -> Operand:
@@ -156,6 +158,7 @@ def build(
         (*overflow(folded.overflowed), *making.notes),
         making.sums,
         ran=making.ran,
+        fitted=making.fitted,
     )
 
 
@@ -177,6 +180,7 @@ class _Making:
     notes: tuple[str, ...] = ()
     coefficients: Coefficients | None = None
     ran: dict[str, Any] = field(default_factory=dict)
+    fitted: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.settings = engine_settings(self.setting.workers, self.setting.chunk, True)
@@ -198,12 +202,19 @@ class _Making:
             folded, self.ran = step(
                 setting, members, enter, self.state, folder, out, self.work, self.identity
             )
+        elif fit_of_method(setting.method) is not None and self.coefficients is None and out:
+            from plait.line.fitting import Asked, fold_fitted
+
+            asked = Asked(setting, members, enter, self.work)
+            folded, chosen = fold_fitted(asked, setting.method, leave, self.state, folder, out, self._fold)
+            self.ran, self.fitted = chosen.ran, chosen.words()
+            self.notes = (*self.notes, chosen.note())
         else:
-            folded = self._fold(setting.method, members, enter, leave, folder, out)
+            folded = self._fold(setting.method, members, enter, leave, self.state, folder, out)
         self.sums[folder] = folded.sums
         self.read += folded.bytes_read
         self.written += folded.bytes_written
-        self.after = _learn(setting, self.after, folded.known, self.work)
+        self.after = learn(setting, self.after, folded.known, self.work)
         return folded
 
     def _fold(
@@ -212,9 +223,14 @@ class _Making:
         members: Sequence[Member],
         enter: Sequence[Operand],
         leave: Sequence[Operand],
-        folder: Path,
+        state: Path | None,
+        folder: Path | None,
         out: Mapping[str, TensorRef],
+        *,
+        part: str = "",
+        alpha: Coefficients | None = None,
     ) -> Folded:
+        """One call of the engine. part: which of several that make one fold; each has a journal of its own."""
         from plait import engine
 
         setting, position = self.setting, len(members)
@@ -227,14 +243,15 @@ class _Making:
             [incoming(setting, Operand(m, refs)) for m in members],
             enter=[incoming(setting, o) for o in enter],
             leave=[incoming(setting, o) for o in leave],
-            state=self.state,
+            state=state,
             new_state=folder,
             out=out,
             settings=self.settings,
             progress=engine.Progress() if out and not setting.quiet else None,
-            journal=self.work / f"journal-{position}",
+            journal=self.work / f"journal-{position}{part}",
             base_identity=setting.base_digest,
-            state_identity=self.identity,
+            state_identity=self.identity if state == self.state else "",
+            alpha=alpha,
             coefficients=self.coefficients,
         )
         self.notes = tuple(folded.concluded.get("notes", ()))
@@ -299,7 +316,7 @@ def check_kept(method: TensorMethod | ModelMethod, retention: str, snapshots: in
         )
 
 
-def _learn(
+def learn(
     setting: Setting, members: Sequence[Member], known: Mapping[str, dict[str, Any]], work: Path
 ) -> list[Member]:
     """Keep what a fold found out about members in the store. It can be long (scalars of every tensor), and

@@ -57,6 +57,7 @@ def commit(
             "receipt": receipt,
             "software": {**software(), **built.ran},
             "seconds": round(time.monotonic() - began, 3),
+            **({"fitted": built.fitted} if built.fitted else {}),
             **(more or {}),
         }
     )

@@ -88,6 +88,7 @@ def _plain(built: Built) -> dict[str, Any]:
         "counts": built.counts,
         "notes": built.notes,
         "ran": built.ran,
+        "fitted": built.fitted,
     }
 
 
@@ -118,6 +119,7 @@ def _find(setting: Setting, after: Sequence[Member], work: Path, asked: str) -> 
         {work / name: files for name, files in noted["sums"].items()},
         stored,
         noted["ran"],
+        noted["fitted"],
     )
 
 
