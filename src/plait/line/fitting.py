@@ -63,9 +63,11 @@ class Chosen:
         record = self.choice.record
         values = sorted(value for row in self.choice.alpha.values() for value in row)
         span = f"{values[0]:.3g}" if len(values) == 1 else f"{values[0]:.3g} to {values[-1]:.3g}"
+        examples = plural(sum(record["examples"].values()), "example")
+        paid = plural(record["evaluations"], "loss", "losses")
         return (
-            f"{self.what} {span}, fitted by {record['fit']} on {plural(sum(record['examples'].values()), 'example')}: "
-            f"loss {record['start']:.4g} -> {record['loss']:.4g}, for {plural(record['evaluations'], 'loss', 'losses')}"
+            f"{self.what} {span}, fitted by {record['fit']} on {examples}: loss {record['start']:.4g} -> "
+            f"{record['loss']:.4g}, for {paid}"
         )
 
 
