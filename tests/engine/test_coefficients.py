@@ -259,6 +259,40 @@ def test_the_short_way_is_taken_for_negative_coefficients() -> None:
     assert torch.allclose(merged, torch.full((8,), 1.0 - 0.5 * 1.2))
 
 
+def test_what_a_compiled_sum_loses_still_decides_a_tie() -> None:
+    """1 + 2^-24 lies between two numbers of fp32; 2^-80 more than that is nearer to the upper one."""
+    if not compiled.works():
+        pytest.skip("numba is not here")
+    base, expert = torch.ones(4), torch.full((4,), 1 + 2.0**-23)
+    for factors, want in (((0.5,), 1.0), ((0.5, 2.0**-57), 1 + 2.0**-23), ((0.5, -(2.0**-57)), 1.0)):
+        chunk = compiled.Combined(base)
+        assert all(chunk.take(expert, factor) for factor in factors)
+        merged = chunk.merged(torch.float32)
+        assert merged is not None
+        assert merged.tolist() == [want] * 4
+
+
+def test_a_journal_of_other_coefficients_is_not_gone_on_with(bench: Bench, tmp_path: Path) -> None:
+    place = places(tmp_path / "out", {n: r for n, r in bench.base.items() if r.mergeable})
+    for factor in (0.5, 0.25):
+        engine.fold(
+            MdmOc(),
+            bench.base,
+            bench.members,
+            enter=bench.members,
+            state=None,
+            new_state=None,
+            out=place,
+            settings=engine.Settings(workers=1),
+            journal=tmp_path / "journal",
+            coefficients={"model": [factor, 0.0, 0.0, 0.0]},
+        )
+        merged = load_file(tmp_path / "out")["small"].double()
+        start = bench.tensors["small"].double()
+        want = start + factor * (bench.experts[0]["small"].double() - start)
+        assert torch.allclose(merged, want, rtol=2.0**-8)
+
+
 # The family "rebuild": functions of all task vectors
 
 
