@@ -34,6 +34,8 @@ class LawBroken(AssertionError):
 def check(method: Method, *, gives_back: bool | None = None, problem: Any = None) -> None:
     """Run every law that applies to `method`.
 
+    Side tensors that the method asks for are made up (`sides_of`).
+
     gives_back: whether the formula with these options gives the only member of weight 1 back; None asks
         `method.reduces`. problem: handed to a `ModelMethod`.
     """

@@ -1,7 +1,8 @@
 """What a method is: a frozen dataclass whose fields are its options, and pure functions on chunks of tensors.
 
 The engine owns files, threads, progress and seeds; a method sees tensors and hands tensors back. Nothing is
-kept on `self` between calls. There are two scopes:
+kept on `self` between calls. What must be computed from a member's data comes as side tensors (`sides`). There
+are two scopes:
 
 * `TensorMethod` sees one chunk of one tensor at a time, of the base and of one member.
 * `ModelMethod` sees all weights at once and a `Problem` that gives losses and gradients.
