@@ -124,8 +124,9 @@ def register(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, str]:
     (facts / "entry_points.txt").write_text("\n".join(["[plait.methods]", *lines]) + "\n")
     patch.syspath_prepend(str(place))
     registry._points.cache_clear()
-    root = Path(__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{root}"}
+    given = os.environ.get("PYTHONPATH")
+    paths = [str(place), str(Path(__file__).parents[2]), *([given] if given else [])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def write_world(folder: Path, head: Any = "zero-shot", names: str = "abc") -> Path:

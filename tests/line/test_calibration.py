@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from plait import Line
+from plait.cli.entry import run
 from plait.errors import NotRemovable, RefusedInput, UsageError
 from plait.line.opening import open_setting
 from plait.line.problem import problem_of
 from plait.methods import registry
 from plait.problem.base import Examples
 from plait.problem.task import load_tasks
+from tests.crash import kill_at_every
 from tests.evaluation.world import CLASSES, LETTERS, NETWORK, STORED, base_weights, expert_weights, features
 from tests.line.calibrated import Refined, make, register, write_world
 from tests.line.models import read, same_bits
@@ -73,6 +76,27 @@ def test_reweight_and_replace_use_the_stored_examples(world: Path) -> None:
     other = make(world, "other", "ab")
     other.replace("a", world / "c", weight=2.0, tasks=world / "tasks.yaml")
     assert other.digest == line.digest
+
+
+def test_other_examples_of_the_same_checkpoint_are_another_member(world: Path) -> None:
+    tasks = load_tasks(world / "tasks.yaml")
+
+    def under(name: str, task: Any) -> dict[str, Any]:
+        words = {key: getattr(task, key) for key in ("kind", "classes", "head", "examples")}
+        return {name: SimpleNamespace(name=name, **words)}
+
+    line = make(world, "line", "abc", snapshots=1)
+    line.replace("a", world / "a", tasks=under("a", tasks["c"]))
+    never = Line.create(
+        world / "never", world / "base", "refined", network=NETWORK, private="classifier.*", snapshots=1
+    )
+    never.merge(world / "a", tasks=under("a", tasks["c"]))
+    for name in "bc":
+        never.merge(world / name, tasks=tasks)
+    assert line.digest == never.digest
+    line.unmerge("b")
+    never.unmerge("b")
+    assert line.digest == never.digest
 
 
 def test_what_a_step_finds_is_kept_and_what_ran_is_recorded(world: Path) -> None:
@@ -295,12 +319,9 @@ def test_under_retention_statistics_the_data_are_handed_in_again(world: Path) ->
         line.unmerge("b", checkpoint=world / "b")
     tasks = load_tasks(world / "tasks.yaml")
 
-    class Renamed:
-        name, kind, classes, head = "b", tasks["a"].kind, tasks["a"].classes, tasks["a"].head
-        examples = tasks["a"].examples
-
+    words = {key: getattr(tasks["a"], key) for key in ("kind", "classes", "head", "examples")}
     with pytest.raises(RefusedInput, match="are not those that it was merged with"):
-        line.unmerge("b", checkpoint=world / "b", tasks={"b": Renamed()})
+        line.unmerge("b", checkpoint=world / "b", tasks={"b": SimpleNamespace(name="b", **words)})
     line.unmerge("b", checkpoint=world / "b", tasks=world / "tasks.yaml")
     assert line.digest == never.digest
 
@@ -308,52 +329,77 @@ def test_under_retention_statistics_the_data_are_handed_in_again(world: Path) ->
 # commands, and interruptions
 
 
-def plait(world: Path, env: dict[str, str], *words: str, code: int = 0) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "plait.cli", *words, "--json"], capture_output=True, text=True, env=env
-    )
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout) if done.stdout else done.stderr
+def test_the_commands(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def plait(*words: str, code: int = 0) -> Any:
+        assert run([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
 
-
-def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = register(tmp_path, monkeypatch)
-    tasks = str(write_world(tmp_path))
-    line = str(tmp_path / "line")
-    base = ["--base", str(tmp_path / "base"), "--private", "classifier.*", "--network", NETWORK]
-    made = plait(tmp_path, env, "init", line, *base, "--method", "refined")
+    tasks, line = str(world / "tasks.yaml"), str(world / "line")
+    base = ["--base", str(world / "base"), "--private", "classifier.*", "--network", NETWORK]
+    made = plait("init", line, *base, "--method", "refined")
     assert made["data"] == "labelled all"
-    failed = plait(tmp_path, env, "merge", line, str(tmp_path / "a"), code=2)
+    failed = plait("merge", line, str(world / "a"), code=2)
     assert "--tasks FILE" in failed["error"]["message"]
     for name in "ab":
-        done = plait(tmp_path, env, "merge", line, str(tmp_path / name), "--tasks", tasks)
+        done = plait("merge", line, str(world / name), "--tasks", tasks)
     assert done["members"][1]["examples"]["calibration"]["count"] == 8
-    never = make(tmp_path, "never", "b")
-    assert plait(tmp_path, env, "unmerge", line, "a")["version"] == never.digest
-    assert plait(tmp_path, env, "verify", line, "--replay")["replay"] == "equal"
-    state = plait(tmp_path, env, "status", line)
+    never = make(world, "never", "b")
+    assert plait("unmerge", line, "a")["version"] == never.digest
+    assert plait("verify", line, "--replay")["replay"] == "equal"
+    state = plait("status", line)
     assert state["data"] == "labelled all"
     assert state["members"][0]["examples"]["calibration"]["of"] == 12
-    plait(tmp_path, env, "purge", line, "a", "--yes")
-    registry._points.cache_clear()
+    assert state["bytes"]["data"] > 0
+    assert run(["status", line]) == 0
+    assert re.search(r"^  b +calibration +8 of 12 +[0-9a-f]{12}$", capsys.readouterr().out, re.M)
+    plait("purge", line, "a", "--yes")
 
 
-def test_a_killed_merge_goes_on_after_its_last_whole_step(
+def test_an_interrupted_merge_goes_on_after_its_last_whole_step(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make(world, "line", "abc")
+    never = make(world, "never", "bc")
+    before = line.digest
+    monkeypatch.setenv("PLAIT_TEST_CRASH_AT", "2")
+    with pytest.raises(SystemExit):
+        line.unmerge("a")
+    assert line.digest == before
+    assert (world / "line" / "tmp" / "unmerge-a" / "steps-2" / "step-1").is_dir()
+    monkeypatch.setenv("PLAIT_TEST_CRASH_AT", "1")  # that step is not run again
+    assert line.unmerge("a")["version"] == never.digest
+    assert line._head()["state"] == never._head()["state"]
+
+
+def test_a_merge_killed_anywhere_leaves_the_line_as_before_or_as_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = register(tmp_path, monkeypatch)
-    write_world(tmp_path)
-    line = make(tmp_path, "line", "abc")
-    never = make(tmp_path, "never", "bc")
-    place = str(tmp_path / "line")
-    before = line.digest
-    words = [sys.executable, "-m", "plait.cli", "unmerge", place, "a", "--json"]
-    subprocess.run(words, env={**env, "PLAIT_TEST_CRASH_AT": "2"}, capture_output=True)
-    assert Line.open(place).digest == before
-    assert (tmp_path / "line" / "tmp" / "unmerge-a" / "steps-2" / "step-1").is_dir()
-    done = plait(
-        tmp_path, {**env, "PLAIT_TEST_CRASH_AT": "1"}, "unmerge", place, "a"
-    )  # step 1 is not run again
-    assert done["version"] == never.digest
-    assert Line.open(place)._head()["state"] == never._head()["state"]
+    made = tmp_path / "made"
+    made.mkdir()
+    write_world(made)
+    before = make(made, "line", "a").digest
+    after = make(made, "other", "ab").digest
+    words = ["merge", "{folder}/line", "{folder}/b", "--tasks", "{folder}/tasks.yaml", "--quiet"]
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+
+    def check(folder: Path) -> None:
+        line = Line.open(folder / "line")
+        assert line.digest in (before, after)
+        assert line.verify()["ok"]
+        if line.digest == before:
+            line.merge(folder / "b", tasks=folder / "tasks.yaml")
+        assert line.digest == after
+        assert line.verify(replay=True)["replay"] == "equal"
+
+    kill_at_every(
+        [sys.executable, "-m", "plait.cli", *words],
+        prepare,
+        check,
+        root=tmp_path,
+        limit=3,
+        env=env,
+    )
     registry._points.cache_clear()
