@@ -83,11 +83,11 @@ def run_model(
             facts[member.task] = MemberFacts(member.weight, found[member.task])
             if steps is not None and member is not enter[-1]:
                 folder = steps.place(len(found))
-                _save(folder, desk, {name: now[name] for name in names})
+                _save(folder, desk, now)
                 steps.keep(folder, found)
         sums: Sums = {}
         if new_state is not None:
-            size = _save(new_state, desk, {name: now[name] for name in names})
+            size = _save(new_state, desk, now)
             sums = {STATE: [[0, size, desk.checksum(str(new_state / STATE), 0, size)]]}
             if steps is not None:
                 steps.keep(new_state, found)
@@ -138,6 +138,7 @@ def _whole_expert(desk: Desk, source: Source, member: Incoming, name: str, base:
 
 
 def _load(folder: Path, desk: Desk, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state: the merged tensors, and what the method keeps beside them."""
     held = read_header(folder / STATE).tensors
     for name, weight in weights.items():
         if name not in held or held[name].shape != tuple(weight.shape):
@@ -145,10 +146,10 @@ def _load(folder: Path, desk: Desk, weights: Mapping[str, Tensor]) -> dict[str, 
                 f"{folder / STATE}: tensor {name} is missing or of another shape; the state belongs to another "
                 "base, rebuild it from the members"
             )
+    device = next(iter(weights.values())).device if weights else torch.device("cpu")
     return {
-        name: desk.read(ref, 0, ref.numel, "state").to(weights[name].device, copy=True).view(ref.shape)
+        name: desk.read(ref, 0, ref.numel, "state").to(device, copy=True).view(ref.shape)
         for name, ref in held.items()
-        if name in weights
     }
 
 

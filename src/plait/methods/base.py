@@ -326,6 +326,7 @@ class ModelMethod(Method):
         members: Sequence[MemberFacts],
         problem: Any,
     ) -> tuple[dict[str, Tensor], Known]:
-        """Take in the last of `members`, whose weights are `expert`. Returns the new state, which is also the
-        merged model, and what was found on the way (a trace for the report). Writes into no argument."""
+        """Take in the last of `members`, whose weights are `expert`. Returns the new state, and what was found on the
+        way (a trace for the report). The state's tensors of the base's names are the merged model; it may hold more,
+        fp32 or fp64, under other names. Writes into no argument."""
         raise NotImplementedError
