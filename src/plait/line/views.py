@@ -71,11 +71,11 @@ def data_of(settings: Mapping[str, Any]) -> str:
 
 def removal_of(settings: Mapping[str, Any]) -> str:
     """How a member would be taken out of this line."""
-    from plait.methods.registry import find
+    from plait.methods.registry import make
 
     if settings["retention"] == "none":
         return "never"
-    return str(find(settings["method"]).facts.removal)
+    return str(make(settings["method"], settings["options"]).facts.removal)
 
 
 def _size(store: Store, digests: set[str]) -> int:
