@@ -9,14 +9,15 @@ import pytest
 
 from plait import errors
 from plait.cli.entry import GLOBAL, VERBS
-from plait.cli.init import method_options
 from plait.cli.parser import build
 from plait.cli.schema import SCHEMA
 from plait.recipe.mergekit import METHODS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
 TOP, PARSERS = build(VERBS, [verb.name for verb in VERBS])
-OPTIONS = {option.flag for option in method_options()}
+OPTIONS = {
+    flag for action in PARSERS["init"]._actions if action.dest == "options" for flag in action.option_strings
+} - {"--set"}
 SECTIONS = dict(re.findall(r"^### plait (\w+)[^\n]*\n(.*?)(?=^##)", DOCS, re.M | re.S))
 
 
