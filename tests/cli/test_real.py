@@ -107,6 +107,21 @@ def test_the_same_road_in_words(plait: Plait) -> None:
 
 
 @pytest.mark.usefixtures("world")
+def test_the_size_of_the_state_is_told_before_the_first_merge(plait: Plait) -> None:
+    made = plait("init", "line", "--base", "base", "--method", "covariance", "--private", "classifier.*")
+    (told,) = (line.split("about")[1] for line in made.out.splitlines() if line.split()[:1] == ["state"])
+    assert f"will take about{told}" in plait("status", "line").out
+    expected = json.loads(plait("--json", "status", "line").out)["state_bytes"]
+    for task in "abc":
+        plait("merge", "line", task)
+    after = json.loads(plait("--json", "status", "line").out)
+    assert "will take" not in plait("status", "line").out
+    assert expected / 3 < after["bytes"]["state"] < 3 * expected + 4096
+    plait("init", "other", "--base", "base", "--method", "mdm_oc")
+    assert "will take" not in plait("status", "other").out
+
+
+@pytest.mark.usefixtures("world")
 def test_a_removal_by_algebra_says_that_it_is_not_exact(plait: Plait) -> None:
     plait("init", "line", "--base", "base", "--method", "mdm_oc", "--private", "classifier.*")
     for task in "abc":

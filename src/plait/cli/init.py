@@ -10,7 +10,7 @@ from typing import Any
 from plait.cli.output import Answer, listed, pairs, short
 from plait.cli.parser import ANEW, KEEP, Parser, Verb, natural, positive
 from plait.errors import PlaitError
-from plait.words import safe
+from plait.words import safe, size
 
 
 @dataclass
@@ -159,6 +159,7 @@ def _init(args: Namespace) -> Answer:
         ("method", f"{state['method']} ({chosen})" if chosen else state["method"]),
         ("retention", state["retention"]),
         ("data", _DATA.get(state["data"])),
+        ("state", f"about {size(state['state_bytes'])}" if state["state_bytes"] else None),
         ("deployed", f"{short(state['version'])}, the base itself"),
         ("folder", state["model"]),
         ("next", f"plait merge {quote(str(args.line))} CHECKPOINT --task NAME{tasks}"),

@@ -24,6 +24,7 @@ def _status(args: Namespace) -> Answer:
         ("private", ", ".join(map(safe, state["private"]))),
         ("data", _needs(state)),
         ("on disk", ", ".join(f"{kind} {size(n)}" for kind, n in bytes_.items() if n or kind != "data")),
+        ("state", _expected(state)),
         ("changed", f"{state['changed']}, {plural(state['events'], 'entry', 'entries')} in the ledger"),
         *deployed(result),
         ("note", one_line(state["note"]) if state.get("note") else None),
@@ -38,6 +39,13 @@ def _status(args: Namespace) -> Answer:
         lines += ["", *table(("task", "weight", "digest", "from", "trained from"), cells, "  ")]
         lines += _examples(state["members"])
     return Answer(result, lines)
+
+
+def _expected(state: Mapping[str, Any]) -> str | None:
+    """How large the state becomes, before there is one."""
+    if state["members"] or not state["state_bytes"]:
+        return None
+    return f"will take about {size(state['state_bytes'])}"
 
 
 def _needs(state: Mapping[str, Any]) -> str | None:

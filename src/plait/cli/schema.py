@@ -55,6 +55,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "model": "folder of that model",
         "versions": "list of digests of the versions on disk",
         "bytes": "{members, state, data}: what members, state and stored data take on disk",
+        "state_bytes": "what the state takes once all tensors have changed, by their shapes; null if unknown",
     },
     "log": {
         "line": "path of the line",
@@ -173,11 +174,12 @@ SCHEMA: dict[str, dict[str, str]] = {
         "seconds": "how long it took",
     },
     "bench": {
-        "action": "run, table or list",
+        "action": "run, removal, table or list",
         "suites": "list of {name, summary, base, tasks}: all suites, for list; else null",
         "file": "path of the file of results, or null",
         "rows": "list of {method, seeds, option, chosen, edge, order, figures, cpu, seconds, kept, memory}, best "
-        "first: see docs/benchmarks-suites.md; or null",
+        "first: see docs/benchmarks-suites.md; of removals {method, how, seeds, places, equal, figures, cpu, "
+        "seconds, kept}: see docs/removal.md; or null",
         "results": "all that the file of results holds, or null",
     },
 }

@@ -19,6 +19,7 @@ from plait.line.build import (
     StateObjects,
     check_kept,
     keeps_no_state,
+    mergeable,
     open_version,
     operand,
     stack_of,
@@ -103,6 +104,8 @@ class Line:
             if type(value) is not int or (least is not None and value < least):
                 atleast = "" if least is None else f" of at least {least}"
                 raise UsageError(f"{name} is {value!r}, expected a whole number{atleast}")
+        from plait.engine import size_of
+
         checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
         settings = {
             "method": method,
@@ -113,6 +116,9 @@ class Line:
             "keep": keep,
             "snapshots": snapshots,
             **compute,
+            "state_bytes": 0
+            if keeps_no_state(chosen)
+            else size_of(chosen, mergeable(checkpoint, patterns(private))),
         }
         name = Path(base).resolve().name
         return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite))

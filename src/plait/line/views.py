@@ -54,6 +54,7 @@ def status(store: Store) -> dict[str, Any]:
         "changed": head["time"],
         "versions": sorted(store.versions.all()),
         "bytes": sizes,
+        "state_bytes": settings.get("state_bytes"),
         "removal": removal_of(settings),
         "note": (head.get("inexact") or {}).get("note"),
         "data": data_of(settings),
