@@ -65,7 +65,7 @@ class Span:
             row = flat[self._row[self.groups[name]]]
             for j, direction in enumerate(self.directions):
                 if name in direction:
-                    row[j] += torch.dot(values.flatten().double(), direction[name].flatten().double())
+                    row[j] += (values * direction[name]).sum(dtype=torch.float64)
         return self._back(flat)
 
     def form(self, diagonal: Weights) -> Tensor:
