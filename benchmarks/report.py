@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from plait.bench.removal_table import markdown as removal
+from plait.bench.results import REMOVAL
 from plait.bench.results import SCHEMA as SUITE
 from plait.bench.table import markdown as suite
 
@@ -112,10 +114,11 @@ def main() -> None:
         file = RESULTS / f"{name}.json"
         if file.exists():
             page += ["", *section(json.loads(file.read_text()))]
-    for file in sorted(RESULTS.glob("*.json")):
-        found = json.loads(file.read_text())
-        if isinstance(found, dict) and found.get("schema") == SUITE:
-            page += ["", *suite(found)]
+    for schema, section_of in ((SUITE, suite), (REMOVAL, removal)):
+        for file in sorted(RESULTS.glob("*.json")):
+            found = json.loads(file.read_text())
+            if isinstance(found, dict) and found.get("schema") == schema:
+                page += ["", *section_of(found)]
     (ROOT / "docs" / "benchmarks.md").write_text("\n".join(page) + "\n", encoding="utf-8")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.bench.results import empty
+from plait.bench.results import REMOVAL, empty
 
 BASE, A, B, BOTH = ("0" * 64, "a" * 64, "b" * 64, "c" * 64)
 
@@ -75,3 +75,28 @@ def results(*cells: dict[str, Any], **methods: dict[str, Any]) -> dict[str, Any]
     found["methods"] = {c["method"]: told() for c in cells} | methods
     found["runs"] = [{"machine": {"cores": 2, "processor": "a processor"}}]
     return found
+
+
+def removal(method: str, place: int, **figures: float | None) -> dict[str, Any]:
+    """One of two tasks taken out."""
+    none = dict.fromkeys(("distance", "retain", "fidelity", "forget", "left"), 0.0)
+    return {
+        "method": method,
+        "seed": 42,
+        "place": place,
+        "equal": not figures,
+        "figures": {**none, **figures},
+        "cpu": 1.0 + place,
+        "seconds": 2.0 + 2 * place,
+        "bytes": {"members": 1_500_000, "state": 500_000},
+    }
+
+
+def removals() -> dict[str, Any]:
+    """Results of a method that removes exactly and of one that does not."""
+    found = results()
+    one = removal("subtraction bf16", 0, distance=0.1, retain=0.01, fidelity=0.01, forget=0.01, left=0.0)
+    two = removal("subtraction bf16", 1, distance=0.2, retain=-0.03, fidelity=None, forget=-0.05, left=0.01)
+    found["cells"] = [removal("mdm_oc", 0), removal("mdm_oc", 1), one, two]
+    found["methods"] = {"mdm_oc": {"how": "exact"}, "subtraction bf16": {"how": "bf16"}}
+    return {**found, "schema": REMOVAL}

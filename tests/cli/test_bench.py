@@ -132,3 +132,52 @@ def test_a_run_is_asked_for_as_the_words_say(
     assert (one.seeds, one.budget, one.test, one.workers) == ((7, 9), 3, 10, 1)
     assert (one.out, one.cache) == (Path("o"), Path("c"))
     assert (one.sources.data, one.sources.models) == (Path("d"), Path("m"))
+
+
+def test_the_table_of_removals(plait: Plait, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(made.removals()))
+    lines = plait("bench", "table", path).out.splitlines()
+    assert lines[2].split()[:4] == ["method", "equal", "bytes", "distance"]
+    assert lines[3].split()[:5] == ["mdm_oc", "2", "of", "2", "0"]
+    found = plait("bench", "table", path, "--json").json
+    assert [row["equal"] for row in found["rows"]] == [2, 0]
+    assert found["results"] == made.removals()
+
+
+def test_removals_are_asked_for_as_the_words_say(
+    plait: Plait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plait.bench.removal import METHODS
+
+    asked: list[Any] = []
+
+    def run(words: Any, say: Any) -> Any:
+        asked.append(words)
+        return made.removals()
+
+    monkeypatch.setattr("plait.bench.removal.run", run)
+    done = plait("bench", "removal", "tiny", "--cache", "c")
+    assert (done.code, "2 of 2" in done.out) == (0, True)
+    one = asked.pop()
+    assert (one.methods, one.seeds, one.out) == (METHODS, (42,), Path("tiny-removal.json"))
+    words = ("--methods", "mdm_oc algebraic alpha=1,opcm", "--orders", "43", "--examples", "7", "--out", "o")
+    assert plait("bench", "removal", "tiny", *words, "--json").json["action"] == "removal"
+    one = asked.pop()
+    assert (one.methods, one.seeds) == (("mdm_oc algebraic alpha=1", "opcm"), (43,))
+    assert (one.test, one.out) == (7, Path("o"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("removal",), "a suite is needed: plait bench removal SUITE"),
+        (("removal", "tiny", "--budget", "3"), "--budget is for `plait bench run`; leave it out of removal"),
+        (("removal", "tiny", "--last"), "--last is for `plait bench run`; leave it out of removal"),
+        (("removal", "tiny", "--methods", "opcm algebraic"), "opcm has no algebraic removal"),
+    ],
+)
+def test_wrong_words_of_removals(plait: Plait, words: tuple[str, ...], message: str) -> None:
+    done = plait("bench", *words)
+    assert done.code != 0
+    assert message in done.err

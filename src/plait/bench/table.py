@@ -141,11 +141,11 @@ def markdown(found: Mapping[str, Any]) -> list[str]:
         f"{machine['cores']} cores ({machine['processor']}). *Kept*: members and state of the line at the end. "
         "*Peak*: memory of a merge beside interpreter and libraries.",
         "",
-        *_table(first),
+        *markdown_table(first),
         "",
         "Accuracy of the last model in percent, by task:",
         "",
-        *_table([head, *rows]),
+        *markdown_table([head, *rows]),
     ]
 
 
@@ -155,6 +155,6 @@ def _examples(found: Mapping[str, Any]) -> str:
     return f"{between}{max(counts)} test examples a task."
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]]

@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.cli.output import Answer, one_line, table
 from plait.cli.parser import Parser, Verb, positive
 from plait.errors import UsageError
 from plait.words import safe
 
+if TYPE_CHECKING:
+    from plait.bench.run import Asked
+    from plait.bench.suites import Suite
+
 _OF_RUN = (
     "methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device", "last",
 )  # fmt: skip
+_OF_RUN_ALONE = ("budget", "last")
 ORDERS = "42-46"
+ORDERS_OF_REMOVAL = "42"
 MOST_ORDERS = 1000
 
 
@@ -44,10 +51,13 @@ def listed(text: str) -> tuple[str, ...]:
 
 def _arguments(parser: Parser) -> None:
     parser.add_argument(
-        "action", metavar="ACTION", choices=("run", "table", "list"), help="run, table or list"
+        "action",
+        metavar="ACTION",
+        choices=("run", "removal", "table", "list"),
+        help="run, removal, table or list",
     )
     parser.add_argument(
-        "what", metavar="WHAT", nargs="?", help="a suite for run, a file of results for table"
+        "what", metavar="WHAT", nargs="?", help="a suite for run and removal, a file of results for table"
     )
     parser.add_argument(
         "--methods",
@@ -56,14 +66,19 @@ def _arguments(parser: Parser) -> None:
         help="methods, separated by commas; options follow a name, as in 'ties density=0.1'",
     )
     parser.add_argument(
-        "--orders", type=seeds, metavar="SEEDS", help=f"seeds of the orders of arrival, {ORDERS} by default"
+        "--orders",
+        type=seeds,
+        metavar="SEEDS",
+        help=f"seeds of the orders of arrival, {ORDERS} by default, {ORDERS_OF_REMOVAL} for removal",
     )
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets, $PLAIT_DATA by default")
     parser.add_argument("--models", metavar="DIR", help="folder of given checkpoints, for the CLIP suites")
     parser.add_argument(
         "--cache", metavar="DIR", help="folder for experts and work, ~/.cache/plait/bench by default"
     )
-    parser.add_argument("--out", metavar="FILE", help="file of results, SUITE.json by default")
+    parser.add_argument(
+        "--out", metavar="FILE", help="file of results, SUITE.json by default, SUITE-removal.json for removal"
+    )
     parser.add_argument(
         "--budget", type=positive, metavar="N", help="values tried of a method's main option, 5 by default"
     )
@@ -84,16 +99,16 @@ def _arguments(parser: Parser) -> None:
 
 def _bench(args: Namespace) -> Answer:
     given = [name for name in _OF_RUN if getattr(args, name) is not None]
-    if args.action != "run" and given:
-        raise UsageError(f"--{given[0]} is for `plait bench run`; leave it out of {args.action}")
+    strange = [name for name in given if args.action == "removal" and name in _OF_RUN_ALONE]
+    if args.action in ("table", "list") or strange:
+        for name in strange or given:
+            raise UsageError(f"--{name} is for `plait bench run`; leave it out of {args.action}")
     if args.action == "list":
         return _list(args)
     if args.what is None:
-        wanted = "a suite" if args.action == "run" else "a file of results"
-        raise UsageError(
-            f"{wanted} is needed: plait bench {args.action} {'SUITE' if args.action == 'run' else 'FILE'}"
-        )
-    return _run(args) if args.action == "run" else _show(args)
+        wanted, word = ("a file of results", "FILE") if args.action == "table" else ("a suite", "SUITE")
+        raise UsageError(f"{wanted} is needed: plait bench {args.action} {word}")
+    return {"run": _run, "removal": _removal, "table": _show}[args.action](args)
 
 
 def _list(args: Namespace) -> Answer:
@@ -112,28 +127,47 @@ def _list(args: Namespace) -> Answer:
 
 
 def _show(args: Namespace) -> Answer:
-    from plait.bench.results import read
+    from plait.bench.results import REMOVAL, SCHEMA, read
 
-    return _answer(args, Path(args.what), read(Path(args.what)))
+    return _answer(args, Path(args.what), read(Path(args.what), SCHEMA, REMOVAL))
 
 
 def _run(args: Namespace) -> Answer:
-    from plait.bench.suites import Sources, find
+    from plait.bench.suites import find
 
     suite = find(args.what)
     if args.methods is None:
         raise UsageError("--methods is needed, for example --methods average,task_arithmetic,ties")
+    asked = _asked(args, suite, args.methods, ORDERS, f"{suite.name}.json")
+    from plait.bench.run import run
+
+    return _answer(args, asked.out, run(asked, _say(args)))
+
+
+def _removal(args: Namespace) -> Answer:
+    from plait.bench.suites import find
+
+    suite = find(args.what)
+    from plait.bench.removal import METHODS, run
+
+    words = (args.methods or METHODS, ORDERS_OF_REMOVAL, f"{suite.name}-removal.json")
+    asked = _asked(args, suite, *words)
+    return _answer(args, asked.out, run(asked, _say(args)))
+
+
+def _asked(args: Namespace, suite: Suite, methods: tuple[str, ...], orders: str, out: str) -> Asked:
+    from plait.bench.suites import Sources
+
     data = args.data or os.environ.get("PLAIT_DATA")
     sources = Sources(Path(data) if data else None, Path(args.models) if args.models else None)
     suite.check(sources)
-    from plait.bench.run import Asked, run
+    from plait.bench.run import Asked
 
-    out = Path(args.out or f"{suite.name}.json")
-    asked = Asked(
+    return Asked(
         suite.name,
-        args.methods,
-        args.orders or seeds(ORDERS),
-        out,
+        methods,
+        args.orders or seeds(orders),
+        Path(args.out or out),
         Path(args.cache) if args.cache else _cache(),
         sources,
         test=args.examples,
@@ -141,7 +175,10 @@ def _run(args: Namespace) -> Answer:
         last=bool(args.last),
         **{name: getattr(args, name) for name in ("budget", "workers") if getattr(args, name) is not None},
     )
-    return _answer(args, out, run(asked, (lambda line: None) if args.quiet else _tell))
+
+
+def _say(args: Namespace) -> Callable[[str], None]:
+    return (lambda line: None) if args.quiet else _tell
 
 
 def _cache() -> Path:
@@ -155,13 +192,27 @@ def _tell(line: str) -> None:
 
 def _answer(args: Namespace, path: Path, found: dict[str, Any]) -> Answer:
     from plait.bench import table as tables
+    from plait.bench.results import REMOVAL
 
+    if found["schema"] == REMOVAL:
+        return _of_removal(args, path, found)
     rows = tables.summary(found)
     lines = [safe(tables.title(found)), ""]
     lines += table(tables.HEAD, [tables.cells(row) for row in rows], "  ")
     lines += ["", *table(*tables.by_task(found), "  ")]
     if any(row["edge"] for row in rows):
         lines += ["", "  * the best of the values tried is the smallest or the largest of them"]
+    return Answer({"action": args.action, "file": str(path), "rows": rows, "results": found}, lines)
+
+
+def _of_removal(args: Namespace, path: Path, found: dict[str, Any]) -> Answer:
+    from plait.bench import removal_table
+    from plait.bench import table as tables
+
+    rows = removal_table.summary(found)
+    lines = [safe(tables.title(found)), ""]
+    lines += table(removal_table.HEAD, [removal_table.cells(row) for row in rows], "  ")
+    lines += ["", f"  {removal_table.LEGEND}"]
     return Answer({"action": args.action, "file": str(path), "rows": rows, "results": found}, lines)
 
 
