@@ -17,7 +17,7 @@ from torch import Tensor
 from plait import engine, merge_state_dicts
 from plait.engine.call import INNER
 from plait.engine.coefficients import remember, shorten
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, VerificationError
 from plait.methods.base import Facts, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
 from plait.methods.coefficients import CoefficientMethod, Coefficients, Combination, Products
 from plait.methods.mdm_oc import MdmOc
@@ -124,14 +124,16 @@ def test_inner_products_do_not_tell_which_road_led_to_them(bench: Bench, tmp_pat
 def test_a_shortened_state_is_that_of_a_merge_without_the_member(bench: Bench, tmp_path: Path) -> None:
     method, (a, b, c, d) = MdmOc(), bench.members
     bench.merge(method, [a, b, c, d], new_state=tmp_path / "all", output=False)
-    sums = shorten(method, [a, c, d], tmp_path / "all", tmp_path / "short")
+    sums = shorten(method, [a, b, c, d], 1, tmp_path / "all", tmp_path / "short")
     _, folded = bench.merge(method, [a, c, d], new_state=tmp_path / "fresh", output=False)
     assert sums == folded.sums
     for name in sums:
         assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
-    products, alpha = remember(tmp_path / "all", [d, b])
-    assert products.tasks == ("t3", "t1")
+    products, alpha = remember(tmp_path / "short", [a, c, d])
+    assert products.tasks == ("t0", "t2", "t3")
     assert alpha is None
+    with pytest.raises(VerificationError, match="inner products of t1 are not kept"):
+        remember(tmp_path / "short", [a, b])
 
 
 def test_what_is_not_finite_counts_as_unchanged(tmp_path: Path) -> None:
@@ -319,6 +321,14 @@ def test_a_method_of_all_task_vectors_needs_no_state(bench: Bench, tmp_path: Pat
     for name in ("long", "rows", "small"):
         stacked = torch.stack([e[name] for e in bench.experts[:3]])
         assert same(merged[name], stacked.median(0).values)
+
+
+def test_a_damaged_state_is_told(bench: Bench, tmp_path: Path) -> None:
+    bench.merge(MdmOc(), new_state=tmp_path / "state", output=False)
+    for damage in (b"{", b"[]", b'{"members": []}'):
+        (tmp_path / "state" / INNER).write_bytes(damage)
+        with pytest.raises(VerificationError, match=r"inner\.json: .* rebuild the line from its members"):
+            bench.merge(MdmOc(), state=tmp_path / "state")
 
 
 def test_state_is_plain_json(bench: Bench, tmp_path: Path) -> None:

@@ -72,35 +72,31 @@ def weigh(merge: Merge, state: Path | None, new_state: Path | None) -> None:
 
 def remember(state: Path, members: Sequence[Incoming]) -> tuple[Products, Coefficients | None]:
     """What a state knows of its members without a look at a tensor: their inner products, and the numbers that a fit
-    chose, in the order of `members`; these are some of those that it was made of. Errors: see `weigh`."""
-    chosen = json.loads((state / COMBINED).read_bytes())
-    place = {key: number for number, key in enumerate(chosen["members"])}
-    at = [place[key] for key in keys_of(members)]
-    alpha = chosen["alpha"]
-    return (
-        products(_read(state), members),
-        None if alpha is None else {group: [row[i] for i in at] for group, row in alpha.items()},
-    )
+    chose. VerificationError where it lacks one of `members`, or cannot be read."""
+    return products(_read(state), members), chosen_for(state, members)
 
 
 def chosen_for(state: Path, members: Sequence[Incoming]) -> Coefficients | None:
     """The numbers that a fit chose for exactly these members, in this order; None where `state` is of others."""
-    chosen = json.loads((state / COMBINED).read_bytes())
+    chosen = _json(state / COMBINED, "members", "alpha")
     same = chosen["members"] == keys_of(members)
     found: Coefficients | None = chosen["alpha"] if same else None
     return found
 
 
-def shorten(method: CoefficientMethod, members: Sequence[Incoming], state: Path, new_state: Path) -> Files:
-    """Write the state of `members`, some of those that `state` was made of, as a merge of them would write it; the
-    sums of its files."""
-    _, alpha = remember(state, members)
-    old = _read(state)
-    order = list(dict.fromkeys(keys_of(members)))
-    inner = _triangles(method, members, order, old.at)
-    found = Kept(order, inner)
-    made = method.combine(products(found, members), _facts(members), alpha)
-    return _keep(new_state, found, members, alpha, made)
+def shorten(
+    method: CoefficientMethod, members: Sequence[Incoming], index: int, state: Path, new_state: Path
+) -> Files:
+    """Write the state of `members`, of which `state` was made, without member `index`, as a merge of the others
+    writes it; what a fit chose for them stays. Returns the sums of its files."""
+    alpha = chosen_for(state, members)
+    kept = [i for i in range(len(members)) if i != index]
+    fewer = None if alpha is None else {group: [row[i] for i in kept] for group, row in alpha.items()}
+    others = [members[i] for i in kept]
+    order = list(dict.fromkeys(keys_of(others)))
+    found = Kept(order, _triangles(method, others, order, _read(state).at))
+    made = method.combine(products(found, others), _facts(others), fewer)
+    return _keep(new_state, found, others, fewer, made)
 
 
 def products(found: Kept, members: Sequence[Incoming]) -> Products:
@@ -198,11 +194,16 @@ def _write(path: Path, value: Mapping[str, Any]) -> list[list[int]]:
 
 
 def _read(folder: Path) -> Kept:
+    value = _json(folder / INNER, "members", "inner")
+    return Kept(list(value["members"]), dict(value["inner"]))
+
+
+def _json(path: Path, *keys: str) -> dict[str, Any]:
+    """A file of a state. VerificationError where it cannot be read, or lacks a key."""
     try:
-        value = json.loads((folder / INNER).read_bytes())
-        return Kept(list(value["members"]), dict(value["inner"]))
+        value: dict[str, Any] = json.loads(path.read_bytes())
+        return {key: value[key] for key in keys}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise VerificationError(
-            f"{folder / INNER}: no inner products of task vectors can be read from it ({problem}); rebuild the line "
-            "from its members"
+            f"{path}: what is known of task vectors cannot be read from it ({problem}); rebuild the line from its members"
         ) from problem

@@ -54,7 +54,9 @@ def unmerge(
     }
     receipt["note"] = "; ".join(filter(None, [note, receipt.get("note")]))
     rows = {group: list(row) for group, row in left.coefficients.items()}
-    combination = {"members": [m.plain() for m in members], "coefficients": rows}
+    # Data of members took no part in it, and those of the removed one are not kept.
+    bare = [replace(m, known=None, data=None, side=None, examples=None, objects=()) for m in members]
+    combination = {"members": [m.plain() for m in bare], "coefficients": rows}
     kept = store.objects.put_file(write_json(work / "made.json", combination))
     inexact = {
         "objects": {"combination": kept, "removed": gone.object},
@@ -95,7 +97,7 @@ def _subtract(
     built = build(setting, members, work, enter=operands, coefficients=left.coefficients)
     after = [m for i, m in enumerate(members) if i != index]
     folder = work / "state"
-    sums = shorten(method, [m for i, m in enumerate(all_) if i != index], state, folder)
+    sums = shorten(method, all_, index, state, folder)
     return left, replace(built, members=tuple(after), state=folder, sums={folder: sums})
 
 
