@@ -205,5 +205,6 @@ def _json(path: Path, *keys: str) -> dict[str, Any]:
         return {key: value[key] for key in keys}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise VerificationError(
-            f"{path}: what is known of task vectors cannot be read from it ({problem}); rebuild the line from its members"
+            f"{path}: what is known of task vectors cannot be read from it ({problem}); rebuild the line from its "
+            "members"
         ) from problem
