@@ -183,3 +183,22 @@ def test_a_scale_in_memory_also_in_bf16() -> None:
     merged = apply(method, base, [expert], problem=Bowls([target]))
     for n in base:
         torch.testing.assert_close(merged[n].float(), target[n], atol=0.02, rtol=0)
+
+
+def test_made_up_examples_are_asked_for_at_the_first_coefficients() -> None:
+    method = method_of("task_arithmetic", "model", replay="all", evaluations=30)
+    asked: list[Weights] = []
+
+    def renew(weights: Weights, tasks: Bowls) -> Bowls:
+        asked.append(weights)
+        return Bowls([BASE] * 3)
+
+    merged = apply(method, BASE, experts(), problem=TASKS, renew=renew)
+    (start,) = asked
+    for n in SHAPES:
+        torch.testing.assert_close(start[n], sum((0.3 * v[n] for v in VECTORS), BASE[n]))
+        assert float(merged[n].abs().max()) < float(
+            start[n].abs().max()
+        )  # towards the base, as made-up tasks ask
+    with pytest.raises(UsageError, match="nothing was handed in that makes examples up"):
+        apply(method, BASE, experts(), problem=TASKS)

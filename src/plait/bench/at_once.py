@@ -12,6 +12,7 @@ from plait.bench.results import Score
 from plait.bench.worker import BATCH, Model, Setup, World, score_of, world_of
 from plait.line.data import Need, need_of
 from plait.methods.base import TensorMethod
+from plait.methods.choosing import fit_of_method
 from plait.problem.base import Split
 from plait.problem.objective import Objective
 from plait.problem.problem import Problem
@@ -36,6 +37,7 @@ def merge_and_measure(
     digest), `seconds` and `cpu` of the merge, those of statistics included, what a `fit` found, what the steps of a
     method that sees whole models told (`known`), and the `work` that was done on examples.
     """
+    from plait.line.fitting import renewing
     from plait.line.once import state_dict_digest
     from plait.methods.memory import apply
     from plait.methods.registry import make
@@ -52,7 +54,9 @@ def merge_and_measure(
     sides = None
     if need is not None and need.wants in _KINDS:
         sides = [_sides(setup, task, experts[task], name, _frozen(options)) for task in order]
-    merged = apply(method, start, list(free.values()), problem=problem, sides=sides, told=told)
+    fit = fit_of_method(method)
+    renew = None if fit is None else renewing(fit)
+    merged = apply(method, start, list(free.values()), problem=problem, renew=renew, sides=sides, told=told)
     seconds, cpu = time.perf_counter() - began, time.process_time() - busy
     whole = {**base, **merged}
     scores: dict[str, Score] = {task: score_of(world, whole, task, split) for task in order}

@@ -13,7 +13,7 @@ from plait.checkpoint.format import FileWriter
 from plait.line.build import Operand, Setting, incoming, learn, mergeable, software, write_json
 from plait.line.member import Member
 from plait.methods.base import MemberFacts, ModelMethod, TensorMethod
-from plait.methods.choosing import Choice, choose, choose_scale, fit_of_method, unfitted
+from plait.methods.choosing import Choice, Renew, choose, choose_scale, fit_of_method, unfitted
 from plait.methods.coefficients import CoefficientMethod
 from plait.methods.fit import Fit
 from plait.types import TensorRef
@@ -166,7 +166,7 @@ def alphas(
         device = asked.setting.compute.device
         vectors = [_vector(base, o.refs, device) for o in asked.enter]
         facts = [MemberFacts(o.member.weight, {}) for o in asked.enter]
-        return choose(method, products, facts, base, vectors, problem, before, renew=_renewing(asked))
+        return choose(method, products, facts, base, vectors, problem, before, renew=renewing(asked.fit))
 
     return _made(asked, "alpha", before, run)
 
@@ -177,7 +177,7 @@ def scale(asked: Asked, merged: Mapping[str, TensorRef]) -> Chosen:
 
     def run(problem: Problem, base: Weights) -> Choice:
         shift = _vector(base, merged, asked.setting.compute.device)
-        return choose_scale(asked.setting.method, base, shift, problem, renew=_renewing(asked))
+        return choose_scale(asked.setting.method, base, shift, problem, renew=renewing(asked.fit))
 
     return _made(asked, "scale", None, run)
 
@@ -244,9 +244,9 @@ def _vector(base: Weights, refs: Mapping[str, TensorRef], device: str) -> dict[s
     return found
 
 
-def _renewing(asked: Asked) -> Callable[[Weights, Any], Any] | None:
-    """Puts made-up examples in the place of members' own, as the fit's option `replay` says."""
-    fit = asked.fit
+def renewing(fit: Fit) -> Renew | None:
+    """Puts made-up examples in the place of members' own, as the fit's option `replay` says; None where it says
+    none."""
     if fit.replay == "none":
         return None
 

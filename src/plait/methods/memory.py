@@ -30,7 +30,7 @@ from plait.methods.base import (
     Where,
     check_weight,
 )
-from plait.methods.choosing import Choice, fit_of_method
+from plait.methods.choosing import Choice, Renew, fit_of_method
 from plait.methods.coefficients import CoefficientMethod, Products, told
 from plait.methods.finite import filled, require_finite, zeroed
 from plait.methods.sides import check_sides
@@ -51,6 +51,7 @@ def apply(
     weights: Sequence[float] | None = None,
     *,
     problem: Any = None,
+    renew: Renew | None = None,
     seeds: Sequence[bytes] | None = None,
     sides: Sequence[Mapping[str, Tensor]] | None = None,
     chunk: int = CHUNK,
@@ -62,7 +63,8 @@ def apply(
     base, experts: tensor name -> tensor on the CPU; an expert has the base's names and shapes. Float tensors
     are merged; others (integers, truth values, fp8) must equal the base's and are copied.
     weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out. problem: what a
-    `ModelMethod`, or a method with a `fit`, asks for losses. seeds: the root of each expert's random numbers; by
+    `ModelMethod`, or a method with a `fit`, asks for losses. renew: (model, problem) -> the problem with
+    made-up examples, where a fit's `replay` asks for them. seeds: the root of each expert's random numbers; by
     default a hash of its content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of
     what the method's `sides` asks for. chunk: elements, a multiple of BLOCK. allow_nonfinite: where an expert is NaN
     or infinite it takes the base's value; where the base is, the merged tensor keeps what the base has (a
@@ -100,7 +102,7 @@ def apply(
     if experts and fit_of_method(method) is not None:
         from plait.methods.memory_fit import fitted
 
-        merged, choice = fitted(method, fill, problem)
+        merged, choice = fitted(method, fill, problem, renew)
         if told is not None:
             told["fit"] = {"alpha": choice.alpha, **choice.record}
         return merged
