@@ -39,8 +39,8 @@ def test_a_row_for_each_method_best_first() -> None:
 
 def test_rows_in_words() -> None:
     best, worst = (table.cells(row) for row in table.summary(two_orders()))
-    assert best == ["average", "75.0 ± 7.1", "80.0", "-", "+10.0", "10.0", "2.5", "4", "5"]
-    assert worst == ["ties scale 0.5*", "60.0", "80.0", "-10.0", "+10.0", "10.0", "1.5", "3", "5"]
+    assert best == ["average", "2", "75.0 ± 7.1", "80.0", "-", "+10.0", "10.0", "2.5", "4", "5"]
+    assert worst == ["ties scale 0.5*", "1", "60.0", "80.0", "-10.0", "+10.0", "10.0", "1.5", "3", "5"]
     assert len(best) == len(table.HEAD)
 
 
@@ -69,7 +69,7 @@ def test_markdown_has_tables_of_equal_width() -> None:
     assert "2 cores (a processor)" in lines[2]
     rows = [line for line in lines if line.startswith("|")]
     widths = [line.count("|") for line in rows]
-    assert widths == [10] * 4 + [6] * 4
+    assert widths == [11] * 4 + [6] * 4
     assert table.markdown(made.results(made.cell()))
 
 
@@ -77,3 +77,14 @@ def test_a_method_without_a_finished_cell_has_no_row() -> None:
     found = made.results(made.cell(), ties=made.told())
     assert [row["method"] for row in table.summary(found)] == ["average"]
     assert table.summary(made.results(ties=made.told())) == []
+
+
+def test_cosines_and_models_that_were_merged_at_once_are_told() -> None:
+    found = two_orders()
+    assert "Cosines" not in table.markdown(found)[2]
+    cells = [{**cell, "last": True, "bytes": None} for cell in found["cells"]]
+    told = {**found, "cells": cells, "cosines": [[1.0, 0.25, 0.5], [0.25, 1.0, 0.0], [0.5, 0.0, 1.0]]}
+    text = table.markdown(told)[2]
+    assert "task vectors: 0.000 to 0.500, 0.250 in the mean" in text
+    assert "merged at once in memory" in text
+    assert table.cells(table.summary(told)[0])[-2] == "-"

@@ -8,7 +8,18 @@ from typing import Any
 
 from plait.words import plural
 
-HEAD = ("method", "ACC", "normalised", "BWT", "plasticity gap", "forgetting", "CPU s", "kept MB", "peak MB")
+HEAD = (
+    "method",
+    "orders",
+    "ACC",
+    "normalised",
+    "BWT",
+    "plasticity gap",
+    "forgetting",
+    "CPU s",
+    "kept MB",
+    "peak MB",
+)
 
 
 def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -67,6 +78,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     option = f" {row['option']} {row['chosen']:g}{'*' if row['edge'] else ''}" if row["option"] else ""
     return [
         f"{row['method']}{option}",
+        str(len(row["seeds"])),
         _percent(figures["acc"], spread=True),
         _percent(figures["normalised"]),
         _percent(figures["backward"], sign="+"),
@@ -139,7 +151,7 @@ def markdown(found: Mapping[str, Any]) -> list[str]:
         f"{setting['budget']} values) was chosen on validation examples; `*` marks an end of the grid. ACC ± "
         "standard deviation over orders; BWT over T-1. *CPU s*: processor seconds a merge, with all checks, on "
         f"{machine['cores']} cores ({machine['processor']}). *Kept*: members and state of the line at the end. "
-        "*Peak*: memory of a merge beside interpreter and libraries.",
+        f"*Peak*: memory of a merge beside interpreter and libraries.{_alone(found)}{_cosines(found)}",
         "",
         *markdown_table(first),
         "",
@@ -147,6 +159,25 @@ def markdown(found: Mapping[str, Any]) -> list[str]:
         "",
         *markdown_table([head, *rows]),
     ]
+
+
+def _alone(found: Mapping[str, Any]) -> str:
+    """What rows without figures of a stream are."""
+    if not any(cell.get("last") for cell in found["cells"]):
+        return ""
+    return (
+        " Methods without BWT were measured on the model of all tasks alone, merged at once in memory (`--last`): "
+        "their *CPU s* is that of this one merge, with statistics or a fit, and no line was kept."
+    )
+
+
+def _cosines(found: Mapping[str, Any]) -> str:
+    rows = found.get("cosines")
+    if not rows or len(rows) < 2:
+        return ""
+    apart = [value for i, row in enumerate(rows) for value in row[:i]]
+    span = f"{min(apart):.3f} to {max(apart):.3f}, {mean(apart):.3f} in the mean"
+    return f" Cosines between the experts' task vectors: {span}."
 
 
 def _examples(found: Mapping[str, Any]) -> str:
