@@ -61,7 +61,7 @@ def test_method_obeys_the_laws(case: tuple[str, dict[str, Any], bool | None]) ->
     check(make(name, options), gives_back=gives_back)
 
 
-WITH_LOSSES = {"ode_m"}
+WITH_LOSSES = {"ode_m", "trm"}
 """Methods that need a problem; their own tests hand one in."""
 
 
