@@ -16,8 +16,8 @@ PIECE = 1 << 18
 DEPENDENT = 1e-14
 """1 - cos^2 below which two vectors span one direction. What is then left along the second is below 1e-7 of it."""
 
-NOTHING = 1e-20
-"""A share of its square below which what is left of a vector is rounding."""
+NOTHING = 1e-18
+"""A share of its square below which what is left of a vector is rounding; above, rounding is below 1e-6 of it."""
 
 Weights = Mapping[str, Tensor]
 
@@ -95,27 +95,26 @@ class Mix:
 
     # P
     def _prepare(self, rho: float) -> list[Aside]:
-        """Gram-Schmidt by inner products, twice, so that rounding leaves nothing along the task vectors."""
-        asides = [Aside(1.0)] * len(self.groups)
-        first = products = self._products(asides)
-        for _ in range(2):
-            asides = [_without(aside, gram) for aside, gram in zip(asides, products.tolist(), strict=True)]
-            products = self._products(asides)
+        """Gram-Schmidt by inner products: noise, what is left of it, and how long that is."""
+        noise = self._products([Aside(1.0)] * len(self.groups))
+        asides = [_without(gram) for gram in noise]
         return [
             Aside(rho * sqrt(now[1][1] / now[2][2]), aside.along, aside.across)
             if now[1][1] > 0 and now[2][2] > NOTHING * before[2][2]
             else Aside()
-            for aside, before, now in zip(asides, first.tolist(), products.tolist(), strict=True)
+            for aside, before, now in zip(asides, noise, self._products(asides), strict=True)
         ]
 
-    def _products(self, asides: list[Aside]) -> Tensor:
-        """(G, 3, 3): inner products of old - base, expert - old and the P of `asides`."""
+    def _products(self, asides: list[Aside]) -> list[list[list[float]]]:
+        """By group, inner products of old - base, expert - old and the P of `asides`: [i][j] for i <= j."""
         self._asides = asides
         found = torch.zeros(len(self.groups), 3, 3, dtype=torch.float64)
         for name, column, piece in self._pieces():
-            rows = torch.stack([*self._vectors(name, piece), self._across(name, column, piece)])
-            found[column] += (rows @ rows.T).cpu()
-        return found
+            rows = (*self._vectors(name, piece), self._across(name, column, piece))
+            for i, j in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):
+                found[column, i, j] += torch.dot(rows[i], rows[j]).cpu()
+        products: list[list[list[float]]] = found.tolist()
+        return products
 
     def _across(self, name: str, column: int, piece: slice) -> Tensor:
         """A piece of P."""
@@ -142,8 +141,8 @@ def _cut(tensor: Tensor, piece: slice) -> Tensor:
     return tensor.reshape(-1)[piece].double()
 
 
-def _without(aside: Aside, gram: list[list[float]]) -> Aside:
-    """`aside` without what lies along the first two vectors, by the inner products of these and itself."""
+def _without(gram: list[list[float]]) -> Aside:
+    """Noise without what lies along the two vectors, by the inner products of these and it."""
     lengths = [sqrt(gram[i][i]) for i in range(2)]
     there = [gram[i][2] / lengths[i] if lengths[i] else 0.0 for i in range(2)]
     cosine = gram[0][1] / (lengths[0] * lengths[1]) if all(lengths) else 0.0
@@ -151,7 +150,7 @@ def _without(aside: Aside, gram: list[list[float]]) -> Aside:
     across = (there[1] - cosine * there[0]) / apart if lengths[1] and apart > DEPENDENT else 0.0
     along = there[0] - cosine * across
     return Aside(
-        aside.scale,
-        aside.along + (along / lengths[0] if lengths[0] else 0.0),
-        aside.across + (across / lengths[1] if lengths[1] else 0.0),
+        1.0,
+        along / lengths[0] if lengths[0] else 0.0,
+        across / lengths[1] if lengths[1] else 0.0,
     )
