@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from plait import Line
@@ -16,7 +17,7 @@ from plait.methods import registry
 from plait.methods.average import Average
 from plait.methods.base import Facts, Known, MemberFacts, ModelMethod, Part, Slot, Wants
 from plait.tensors.exact import Exact, difference
-from tests.evaluation.world import NETWORK, STORED, write_models, write_tasks
+from tests.evaluation.world import CLASSES, NETWORK, base_weights, features, write_models, write_tasks
 
 SPLITS = {"test": {}, "train": {}, "calibration": {"count": 12}, "validation": {"count": 6}}
 
@@ -146,4 +147,15 @@ def make(
     return line
 
 
-__all__ = ["NETWORK", "STORED", "Moments", "Newest", "Refined", "Summed", "make", "register", "write_world"]
+def forget_data(folder: Path) -> None:
+    """The user's own files are gone."""
+    (folder / "tasks.yaml").unlink()
+    for file in folder.glob("*.jsonl"):
+        file.unlink()
+
+
+def mean_loss(weights: Any, examples: Any) -> torch.Tensor:
+    """Cross-entropy of 20 * the cosine with the base's embedding of each class."""
+    named = torch.nn.functional.normalize(features(base_weights(), CLASSES), dim=1)
+    found = torch.nn.functional.normalize(features(weights, examples.inputs), dim=1)
+    return -(20 * found @ named.T).log_softmax(1)[range(len(found)), examples.labels].mean()

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from plait import Line
 from plait.cli.entry import run
@@ -21,11 +20,10 @@ from plait.errors import NotRemovable, RefusedInput, UsageError
 from plait.line.opening import open_setting
 from plait.line.problem import problem_of
 from plait.methods import registry
-from plait.problem.base import Examples
 from plait.problem.task import load_tasks
 from tests.crash import kill_at_every
-from tests.evaluation.world import CLASSES, LETTERS, NETWORK, STORED, base_weights, expert_weights, features
-from tests.line.calibrated import Refined, make, register, write_world
+from tests.evaluation.world import NETWORK, STORED, base_weights
+from tests.line.calibrated import Refined, forget_data, make, mean_loss, register, write_world
 from tests.line.models import read, same_bits
 
 
@@ -35,13 +33,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_world(tmp_path)
     yield tmp_path
     registry._points.cache_clear()
-
-
-def forget_data(folder: Path) -> None:
-    """The user's own files are gone."""
-    (folder / "tasks.yaml").unlink()
-    for file in folder.glob("*.jsonl"):
-        file.unlink()
 
 
 @pytest.mark.parametrize("snapshots", [0, 2])
@@ -157,19 +148,12 @@ def test_the_problem_of_a_line_is_that_of_its_tasks(world: Path) -> None:
         wanted = tasks[name].examples("calibration")
         assert problem[name].digest == wanted.digest
         assert problem[name].loss(weights) == pytest.approx(
-            float(_mean_loss(weights, wanted)), rel=1e-5
+            float(mean_loss(weights, wanted)), rel=1e-5
         )  # fp32 sums
     with pytest.raises(
         RefusedInput, match="no validation examples are stored with the line, only calibration"
     ):
         problem_of(setting, line.members, "validation")
-
-
-def _mean_loss(weights: Any, examples: Any) -> torch.Tensor:
-    """Cross-entropy of 20 * the cosine with the base's embedding of each class."""
-    named = torch.nn.functional.normalize(features(base_weights(), CLASSES), dim=1)
-    found = torch.nn.functional.normalize(features(weights, examples.inputs), dim=1)
-    return -(20 * found @ named.T).log_softmax(1)[range(len(found)), examples.labels].mean()
 
 
 def test_samples_are_drawn_once_and_the_number_is_told(world: Path) -> None:
@@ -257,73 +241,6 @@ def test_an_old_ledger_opens(world: Path) -> None:
     old = {k: v for k, v in row.items() if k not in ("data", "side", "examples", "objects")}
     member = Member.of(json.loads(json.dumps(old)))
     assert (member.data, member.side, member.examples, member.objects) == (None, None, None, ())
-
-
-# statistics that are computed from the data
-
-
-def test_a_fisher_side_is_that_of_the_expert(world: Path) -> None:
-    line = make(world, "line", "a", "summed")
-    side = load_file(line.store.objects.path(line.members[0].side or ""))
-    assert {k: v.dtype for k, v in side.items()} == {
-        "fisher/mix.weight": torch.float32,
-        "fisher/mix.bias": torch.float32,
-    }
-    setting = open_setting(line.store)
-    examples = problem_of(setting, line.members)["a"].feed.examples
-    weights = {n: t for n, t in expert_weights(0).items() if n.startswith("mix")}
-    wanted = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    for i in range(len(examples)):
-        leaves = {n: t.clone().requires_grad_() for n, t in weights.items()}
-        assert examples.labels is not None
-        one = Examples([examples.inputs[i]], examples.labels[i : i + 1], "")
-        slopes = torch.autograd.grad(_mean_loss(leaves, one), list(leaves.values()))
-        for name, slope in zip(leaves, slopes, strict=True):
-            wanted[name] += slope.square() / len(examples)
-    for name, tensor in wanted.items():
-        assert torch.allclose(side[f"fisher/{name}"], tensor, rtol=1e-4, atol=1e-7)  # fp32 on both sides
-
-
-def test_a_moment_side_is_that_of_the_inputs(world: Path) -> None:
-    line = make(world, "line", "a", "moments")
-    side = load_file(line.store.objects.path(line.members[0].side or ""))
-    examples = load_tasks(world / "tasks.yaml")["a"].examples("calibration")
-    counts = torch.tensor([[float(text.count(x)) for x in LETTERS] for text in examples.inputs])
-    assert list(side) == ["moment/mix.weight"]
-    assert torch.equal(side["moment/mix.weight"], (counts.T.double() @ counts.double() / len(counts)).float())
-
-
-@pytest.mark.parametrize("method", ["summed", "moments"])
-def test_statistics_are_taken_out_by_subtraction(world: Path, method: str) -> None:
-    line = make(world, "line", "abc", method)
-    never = make(world, "never", "ac", method)
-    forget_data(world)
-    assert line.unmerge("b")["receipt"]["how"] == "subtraction"
-    assert line.digest == never.digest
-    assert line.verify(replay=True)["replay"] == "equal"
-    line.reweight("a", 2.0)
-    assert line.verify(replay=True)["replay"] == "equal"
-
-
-def test_under_retention_statistics_the_data_are_handed_in_again(world: Path) -> None:
-    line = make(world, "line", "abc", "summed", retention="statistics")
-    never = make(world, "never", "ac", "summed", retention="statistics")
-    member = line.members[1]
-    assert member.data
-    assert member.side
-    assert not member.objects
-    assert not {member.data, member.side} & set(line.store.objects.all())
-    assert line.verify()["ok"]
-    assert make(world, "kept", "abc", "summed").members[1].side == member.side
-    with pytest.raises(UsageError, match=r"hand in the tasks\.yaml that b was merged with, with --tasks"):
-        line.unmerge("b", checkpoint=world / "b")
-    tasks = load_tasks(world / "tasks.yaml")
-
-    words = {key: getattr(tasks["a"], key) for key in ("kind", "classes", "head", "examples")}
-    with pytest.raises(RefusedInput, match="are not those that it was merged with"):
-        line.unmerge("b", checkpoint=world / "b", tasks={"b": SimpleNamespace(name="b", **words)})
-    line.unmerge("b", checkpoint=world / "b", tasks=world / "tasks.yaml")
-    assert line.digest == never.digest
 
 
 # commands, and interruptions
