@@ -222,6 +222,22 @@ def test_buffers_must_be_equal(tmp_path: Path) -> None:
     assert "mask: expert has dtype U8, base has BOOL" in str(error)
 
 
+def test_counts_of_batches_of_batchnorm_may_differ(tmp_path: Path) -> None:
+    layer = {"bn.running_mean": numbers(4), "bn.running_var": np.ones(4, "float32")}
+    base = opened(tmp_path / "b", ENCODER | layer | {"bn.num_batches_tracked": np.array(3)})
+    expert = opened(tmp_path / "e", moved(ENCODER) | layer | {"bn.num_batches_tracked": np.array(4)})
+    found = fits(base, expert)
+    assert found.of_base["bn.num_batches_tracked"] == "buffer"
+    (note,) = found.notes
+    assert note.startswith(
+        "num_batches_tracked of BatchNorm: 1 tensor differs in the expert; the base's stay"
+    )
+    other = moved(ENCODER) | layer | {"bn.num_batches_tracked": np.array(4, "int32")}
+    assert "expert has dtype I32, base has I64" in str(refused(base, opened(tmp_path / "f", other)))
+    other = moved(ENCODER) | layer | {"bn.num_batches_tracked": np.array([4])}
+    assert "expert has (1,), base has ()" in str(refused(base, opened(tmp_path / "g", other)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8])
 def test_quantised_weights_are_refused_by_name_unless_they_are_frozen(
     tmp_path: Path, dtype: torch.dtype

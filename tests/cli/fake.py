@@ -114,7 +114,7 @@ class FakeLine:
             "changed": "2026-01-01T00:00:00.000Z",
             "versions": [digest(self.members)],
             "state_bytes": 1000,
-        "bytes": {"members": 2048, "state": 1024, "data": 0},
+            "bytes": {"members": 2048, "state": 1024, "data": 0},
             "removal": "subtract",
             "data": "none",
             "note": "not exact: a note",
@@ -150,6 +150,9 @@ class FakeLine:
             "out": out,
             "version": digest(self.members),
             "task": named["task"],
+            "batchnorm": {"tensors": ["m", "v"], "tasks": {"a": {"count": 3}}}
+            if named["batchnorm"]
+            else None,
             "files": ["config.json"],
             "sequence": 3,
         }

@@ -51,6 +51,7 @@ def test_json_is_one_object_with_the_keys_of_the_schema(plait: Plait, line: Path
         "receipt",
         "accounting",
         "task",
+        "batchnorm",
     }  # the fake gives every other key, so none may be lost on the way
     assert all(value is not None for key, value in done.json.items() if key not in empty), done.json
 
@@ -115,7 +116,14 @@ def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None
     assert "exact         yes" in done.out
     assert "never merged  " in done.out
     plait("export", line, "o", "--version", "1", "--task", "a", "--force")
-    assert last() == ("export", ("o",), {"version": "1", "task": "a", "force": True})
+    assert last()[1] == ("o",)
+    unset = dict.fromkeys(("tasks", "samples", "network", "device"))
+    assert last()[2] == {"version": "1", "task": "a", "force": True, "batchnorm": False, **unset}
+    given = ("--tasks", "t", "--samples", "7", "--network", "python:m:f", "--device", "cuda")
+    done = plait("export", line, "o", "--batchnorm", *given)
+    words = {"tasks": "t", "samples": 7, "network": "python:m:f", "device": "cuda"}
+    assert last()[2] == {"version": None, "task": None, "force": False, "batchnorm": True, **words}
+    assert "batchnorm  1 layer computed anew from calibration examples: 3 of a" in done.out
     plait("gc", line, "--grace", "1.5")
     assert last() == ("gc", (), {"dry_run": False, "grace": 1.5})
 

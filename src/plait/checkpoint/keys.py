@@ -24,6 +24,7 @@ Class = Literal["merged", "private", "buffer", "tied", "kept"]
 
 _SHOWN = 20
 _TIES = 16  # an expert that differs in more names is not searched for tied weights: it is another model
+_COUNT = "num_batches_tracked"
 _QUANTISED = re.compile(r"\.(qweight|qzeros|g_idx|SCB|weight_format|absmax|quant_map|weight_packed)$")
 
 
@@ -33,7 +34,9 @@ class Accounting:
 
     merge: dict[str, TensorRef]  # name in the base -> the expert's bytes
     private: dict[str, TensorRef]  # name -> the expert's bytes, kept beside the merged model
-    buffers: dict[str, TensorRef]  # name in the base -> the expert's bytes, equal to the base's
+    buffers: dict[
+        str, TensorRef
+    ]  # name in the base -> the expert's bytes: equal to the base's, or counts of batches
     of_base: dict[str, Class]  # every tensor of the base: merged, buffer, tied, or kept as it is in the base
     of_expert: dict[
         str, Class
@@ -94,6 +97,7 @@ class _Account:
     tied: dict[str, str] = field(default_factory=dict)
     duplicates: dict[str, TensorRef] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    counted: int = 0  # counts of batches that differ from the base's
     problems: dict[str, str] = field(default_factory=dict)  # offending name -> what is wrong
     extra: list[str] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)  # offending names that --private may help
@@ -249,6 +253,9 @@ class _Account:
             return None
         if same_bytes(ref, theirs):
             return None
+        if self._counts_batches(ref, theirs):
+            self.counted += 1
+            return None
         if _quantised(ref) or _quantised(theirs):
             self.hints.append(
                 "quantised weights cannot be merged: use the checkpoints from before quantisation"
@@ -259,6 +266,12 @@ class _Account:
         self.hints.append(f"{ref.dtype} tensors must equal the base's: they cannot be merged")
         self.apart.append(ref.name)
         return f"{_kind(ref)} differs from the base"
+
+    def _counts_batches(self, ref: TensorRef, theirs: TensorRef) -> bool:
+        """Whether a tensor counts the batches that a BatchNorm layer was trained on: no output depends on it."""
+        stem, _, last = ref.name.rpartition(".")
+        beside = f"{stem}.running_mean".lstrip(".")
+        return last == _COUNT and ref.dtype == theirs.dtype and beside in self.base.tensors
 
     def _refusal(self) -> KeyMismatch:
         lines = tuple(f"{name}: {why}" for name, why in self.problems.items())
@@ -291,6 +304,11 @@ class _Account:
             for name, theirs in self.merge.items()
             if theirs.dtype != self.base.tensors[name].dtype
         )
+        if self.counted:
+            number = plural(self.counted, "tensor differs", "tensors differ")
+            self.notes.append(
+                f"num_batches_tracked of BatchNorm: {number} in the expert; the base's stay: no output depends on it"
+            )
         for (theirs, ours), count in pairs.items():
             number = plural(count, "tensor is", "tensors are")
             self.notes.append(f"{number} {theirs} in the expert and {ours} in the base: merged in {ours}")

@@ -80,6 +80,8 @@ SCHEMA: dict[str, dict[str, str]] = {
         "out": "where the checkpoint was written",
         "version": "root digest of the version that was exported",
         "task": "the task whose private tensors were added, or null",
+        "batchnorm": "null, or {tensors (names), split, tasks (by name {count, of, digest} of the examples), digest, "
+        "software}: running statistics that were computed anew, and the root digest of the model with them",
         "files": "list of the files in it",
         "sequence": "number of the ledger entry that records the export",
     },

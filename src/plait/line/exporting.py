@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,17 @@ from plait.line import views
 from plait.line.removal import carried
 from plait.store import Store
 
+Renew = Callable[[Mapping[str, Any], Path], dict[str, Any]]
+"""(ledger entry, a copy of its version) -> what was changed in the copy: its `digest` from then on, `notes` for the
+model card, and what else the receipt is to say."""
 
-def export(store: Store, out: Path, *, version: str | None, task: str | None, force: bool) -> dict[str, Any]:
+
+def export(
+    store: Store, out: Path, *, version: str | None, task: str | None, force: bool, renew: Renew | None = None
+) -> dict[str, Any]:
     """Copy a version to `out`, with its model card, and record the export in the ledger.
 
+    renew: changes the copy before it appears; the version in the line stays as it is.
     The folder appears under its name complete or not at all, after the ledger tells of it: an export that is on
     disk is always on record. Raises RefusedInput where `out` exists and is not to be replaced, where the version
     is not on disk any more, or where `task` has no private tensors; LockedError before anything is written.
@@ -39,7 +46,11 @@ def export(store: Store, out: Path, *, version: str | None, task: str | None, fo
         staged = staging(out, str(store.path))
         try:
             shutil.copytree(store.versions.path(digest), staged, copy_function=_copy)
-            (staged / "README.md").write_text(card(_facts(store, entry)), encoding="utf-8")
+            renewed = renew(entry, staged) if renew else None
+            facts = _facts(store, entry)
+            if renewed is not None:
+                facts |= {"digest": renewed["digest"], "notes": renewed.pop("notes")}
+            (staged / "README.md").write_text(card(facts), encoding="utf-8")
             if task is not None:
                 _add_private(store, entry, task, staged)
             os.chmod(staged, 0o755)
@@ -49,7 +60,12 @@ def export(store: Store, out: Path, *, version: str | None, task: str | None, fo
                     **carried(views.last(store)),
                     "verb": "export",
                     "task": task,
-                    "receipt": {"out": str(out), "version": digest, "tasks": sorted(views.holds(entry))},
+                    "receipt": {
+                        "out": str(out),
+                        "version": digest,
+                        "tasks": sorted(views.holds(entry)),
+                        **({} if renewed is None else {"batchnorm": renewed}),
+                    },
                 }
             )
             put_in_place(staged, out)
@@ -57,7 +73,14 @@ def export(store: Store, out: Path, *, version: str | None, task: str | None, fo
             shutil.rmtree(staged, ignore_errors=True)
             raise
     files = sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
-    return {"out": str(out), "version": digest, "task": task, "files": files, "sequence": written["sequence"]}
+    return {
+        "out": str(out),
+        "version": digest,
+        "task": task,
+        "batchnorm": renewed,
+        "files": files,
+        "sequence": written["sequence"],
+    }
 
 
 def refuse_place(out: Path, inputs: Sequence[Path], *, force: bool) -> None:

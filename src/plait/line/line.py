@@ -314,14 +314,33 @@ class Line:
         return views.diff(self.store, a, b)
 
     def export(
-        self, out: str | Path, *, version: str | None = None, task: str | None = None, force: bool = False
+        self,
+        out: str | Path,
+        *,
+        version: str | None = None,
+        task: str | None = None,
+        force: bool = False,
+        batchnorm: bool = False,
+        tasks: Tasks | None = None,
+        samples: int | None = None,
+        network: str | None = None,
+        device: str | None = None,
     ) -> dict[str, Any]:
         """Write a version to `out` as an ordinary checkpoint, complete or not at all.
 
         task: add that member's private tensors (its head) and its config.json.
         force: replace `out` where it exists.
+        batchnorm: compute the running statistics of BatchNorm layers anew, in what is written to `out` only, from at
+        most `samples` (256) unlabelled calibration examples of each member's task in `tasks`, a tasks.yaml or tasks
+        by name; of the current version, so that only tasks that are members now are looked at. network, device:
+        which network runs and where, see `create`.
         """
-        return export(self.store, Path(out), version=version, task=task, force=force)
+        from plait.line.renewing import check_words, renewal
+
+        words = {"tasks": tasks, "samples": samples, "network": network, "device": device}
+        check_words(batchnorm, words)
+        renew = renewal(self._setting(), **words) if batchnorm else None  # type: ignore[arg-type]
+        return export(self.store, Path(out), version=version, task=task, force=force, renew=renew)
 
     def evaluate(
         self,

@@ -196,6 +196,8 @@ def _told(entry: Facts) -> Child:
         lines += [f"still held by the export to {e['out']}" for e in receipt.get("exports", ())]
     elif entry["verb"] == "export" and receipt:
         lines.append([digest(receipt.get("version")), f" to {receipt.get('out')}"])
+        if renewed := receipt.get("batchnorm"):
+            lines.append(f"BatchNorm statistics computed anew from examples of {', '.join(renewed['tasks'])}")
     elif receipt:
         lines.append(", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in receipt.items()))
     lines += [receipt["note"]] if receipt.get("note") else []
