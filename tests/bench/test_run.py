@@ -178,9 +178,20 @@ def test_wrong_words_and_files_are_told_before_anything_is_done(tmp_path: Path) 
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_method_that_looks_at_data_needs_the_last_model_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="regmean looks at data of the tasks, which streams do not"):
-        run.run(asked(tmp_path, methods=("average", "regmean")))
+@pytest.mark.slow
+def test_streams_of_methods_that_look_at_data(place: Path, tmp_path: Path) -> None:
+    """Tasks are handed to the line with each expert; the model at the end is the one that is merged at once."""
+    out = tmp_path / "looking.json"
+    looking = "regmean,task_arithmetic fit=gradient fit.evaluations=12,ode_m h=0.5 samples=12"
+    assert bench_at(out, place, looking, "42") == 0
+    found = results.read(out)
+    assert {cell["figures"]["backward"] is None for cell in found["cells"]} == {False}
+    assert bench_at(tmp_path / "last.json", place, "regmean", "42", "--last") == 0
+    alone = results.cell_of(results.read(tmp_path / "last.json"), "regmean", 42, last=True)
+    stream = results.cell_of(found, "regmean", 42)
+    assert alone is not None
+    assert stream is not None
+    assert alone["right"][-1] == stream["right"][-1]
 
 
 LOOKING = (
@@ -235,6 +246,16 @@ def test_the_last_model_alone(place: Path, tmp_path: Path) -> None:
     assert len(again["cells"]) == 2 * len(LOOKING)
 
 
-def bench_at(out: Path, place: Path, methods: str, orders: str) -> int:
-    words = ["--methods", methods, "--orders", orders, "--cache", str(place / "cache"), "--budget", "2"]
+def bench_at(out: Path, place: Path, methods: str, orders: str, *more: str) -> int:
+    words = [
+        "--methods",
+        methods,
+        "--orders",
+        orders,
+        "--cache",
+        str(place / "cache"),
+        "--budget",
+        "2",
+        *more,
+    ]
     return main(["bench", "run", "tiny", "--out", str(out), "--quiet", *words])

@@ -24,15 +24,18 @@ def measure_stream(
     rows: Mapping[str, Any],
     pool: Pool,
     work: Path,
+    looks: bool = False,
 ) -> dict[str, Any]:
     """Merge the experts in this order; each model is measured on the tasks that are in it while the next is merged.
 
-    rows: the accuracies of the base and of the experts. Returns the cell of the results, without seed and run.
+    rows: the accuracies of the base and of the experts. looks: the method looks at data of the tasks. Returns the
+    cell of the results, without seed and run.
     """
     folder = work / "line"
     steps: list[Merged] = []
     jobs: list[list[Future[Score]]] = []
-    for merged in stream(folder, stock.base, name, options, stock.experts, order, stock.private):
+    setup = pool.setup if looks else None
+    for merged in stream(folder, stock.base, name, options, stock.experts, order, stock.private, setup):
         steps.append(merged)
         model, version = Model(merged.folder), merged.version
         jobs.append([pool.score(model, version, task, "test") for task in order[: len(steps)]])

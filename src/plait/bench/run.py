@@ -23,7 +23,6 @@ from plait.bench.suites import Sources, Suite, find
 from plait.bench.tuning import Stock, submit_at_once, tune
 from plait.bench.worker import BATCH, Model, Setup
 from plait.bench.writing import write_json
-from plait.errors import UsageError
 from plait.methods.choosing import fit_of_method
 from plait.store.lock import hold
 
@@ -86,14 +85,7 @@ def conduct(kind: type[Run], asked: Asked, specs: Mapping[str, Spec], say: Say) 
 
 def _specs(asked: Asked) -> dict[str, Spec]:
     """By label."""
-    specs = {spec.label: spec for spec in map(parse, asked.methods)}
-    looking = next((spec for spec in specs.values() if spec.looks), None)
-    if looking is not None and not asked.last:
-        raise UsageError(
-            f"method {looking.label} looks at data of the tasks, which streams do not hand to it yet; use --last to "
-            "measure the model of all tasks, or leave it out"
-        )
-    return specs
+    return {spec.label: spec for spec in map(parse, asked.methods)}
 
 
 @dataclass
@@ -201,8 +193,8 @@ class Run:
     def _cell(self, label: str, seed: int) -> dict[str, Any]:
         """Run one stream. It is in the file afterwards."""
         options = self._told(label)["options"]
-        order, rows, name = self.suite.order(seed), self.found["rows"], self.specs[label].name
-        cell = measure_stream(name, options, self.stock, order, rows, self.pool, self.work)
+        order, rows, spec = self.suite.order(seed), self.found["rows"], self.specs[label]
+        cell = measure_stream(spec.name, options, self.stock, order, rows, self.pool, self.work, spec.looks)
         return self._keep(seed, {**cell, "method": label})
 
     def _keep(self, seed: int, cell: dict[str, Any]) -> dict[str, Any]:

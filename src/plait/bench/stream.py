@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from plait.bench import machine
+from plait.bench.suites import find
+from plait.bench.worker import Setup
 from plait.line import Line
+from plait.problem.base import Examples, Split, Task
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,18 @@ def stream(
     experts: Mapping[str, Path],
     order: Sequence[str],
     private: Sequence[str] = (),
+    setup: Setup | None = None,
 ) -> Iterator[Merged]:
     """Merge the experts in this order into a new line in `folder`. All versions stay on disk.
 
-    The merges run in a process of their own: what was done before in this one would hide in its memory.
+    setup: the suite whose tasks are handed in with the experts, for methods that look at data; None for others. The
+    merges run in a process of their own: what was done before in this one would hide in its memory.
     """
     from plait.bench.pool import executor
 
     with executor(1, _begin) as alone:
         words = {"private": tuple(private), "keep": len(order) + 1, **options}
-        alone.submit(_create, folder, base, method, words).result()
+        alone.submit(_create, folder, base, method, words, setup).result()
         for task in order:
             yield alone.submit(_merge, task, experts[task]).result()
 
@@ -60,6 +65,7 @@ class _Here:
 
     line: Line | None = None
     before: int | None = None
+    tasks: Mapping[str, Task] | None = None
 
 
 _HERE = _Here()
@@ -70,8 +76,31 @@ def _begin() -> None:
     _HERE.before = machine.held()
 
 
-def _create(folder: Path, base: Path, method: str, words: Mapping[str, Any]) -> None:
-    _HERE.line = Line.create(folder, base, method, **words)
+def _create(folder: Path, base: Path, method: str, words: Mapping[str, Any], setup: Setup | None) -> None:
+    runs: dict[str, Any] = {}
+    if setup is not None:
+        suite = find(setup.suite)
+        given = suite.expert is not None
+        _HERE.tasks = {t: Handed(task, given) for t, task in suite.load(setup.sources, setup.test).items()}
+        runs = {"network": suite.network, "device": setup.device}
+    _HERE.line = Line.create(folder, base, method, **words, **runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """A task as it is handed to a line: its calibration examples are those that it was trained on, or the validation
+    examples where the experts are given and nothing is known of their training."""
+
+    task: Task
+    given: bool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def examples(self, split: Split) -> Examples:
+        if split == "calibration":
+            return self.task.examples("validation" if self.given else "train")
+        return self.task.examples(split)
 
 
 def _merge(task: str, expert: Path) -> Merged:
@@ -79,7 +108,7 @@ def _merge(task: str, expert: Path) -> Merged:
     assert line is not None
     machine.forget_peak()
     began, busy = time.perf_counter(), time.process_time()
-    line.merge(expert, task)
+    line.merge(expert, task, tasks=_HERE.tasks)
     seconds, cpu, most = time.perf_counter() - began, time.process_time() - busy, machine.peak()
     memory = None if most is None or before is None else max(0, most - before)
     kept = line.status()["bytes"]
