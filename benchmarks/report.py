@@ -103,6 +103,27 @@ def peers(found: dict[str, Any]) -> list[str]:
     return rows
 
 
+def mdm_oc(found: dict[str, Any]) -> list[str]:
+    rows = [
+        "## MDM-OC as members arrive",
+        "",
+        f"`python benchmarks/mdm_oc.py`: members of {found['parameters'] / 1e6:.0f} million parameters in "
+        f"{found['dtype'].lower()}, granularity {found['options']['granularity']}, each merge and each removal in a "
+        "process of its own. *CPU s* are processor seconds (wall time is that of the disk), *peak* memory above the "
+        "interpreter with torch and plait loaded.",
+        "",
+        "| members | merge, CPU s | peak MB | unmerge, CPU s | peak MB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        merge, gone = row["merge"], row["unmerge"]
+        rows.append(
+            f"| {row['members']} | {merge['cpu']:.1f} | {merge['peak_mb']:.0f} | {gone['cpu']:.1f} "
+            f"| {gone['peak_mb']:.0f} |"
+        )
+    return rows
+
+
 def main() -> None:
     page = [
         "# Benchmarks",
@@ -110,7 +131,7 @@ def main() -> None:
         "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; "
         "ratios within one run are what to compare.",
     ]
-    for name, section in (("speed", speed), ("members", members), ("peers", peers)):
+    for name, section in (("speed", speed), ("members", members), ("peers", peers), ("mdm_oc", mdm_oc)):
         file = RESULTS / f"{name}.json"
         if file.exists():
             page += ["", *section(json.loads(file.read_text()))]
