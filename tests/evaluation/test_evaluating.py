@@ -441,7 +441,7 @@ def test_a_rebuilt_version_with_other_bytes_is_not_measured(
     from plait.line.build import build as real
 
     line, tasks = make(world, "ab", keep=1), w.write_tasks(world, "ab", "zero-shot")
-    monkeypatch.setattr("plait.line.subjects.build", lambda *a, **k: replace(real(*a, **k), digest="f" * 64))
+    monkeypatch.setattr("plait.line.algebra.build", lambda *a, **k: replace(real(*a, **k), digest="f" * 64))
     found = measured(line, tasks, every=True)
     (why,) = {row["why"] for row in found["skipped"]}
     assert why.startswith(
