@@ -342,7 +342,9 @@ def model_inputs_stay(method: ModelMethod, problem: Any) -> None:
         if json.loads(json.dumps(known)) != known:
             raise LawBroken(f"{_label(method)}: what a step found does not survive JSON: {known}")
         if {n: t.shape for n, t in new.items() if n in start} != {n: t.shape for n, t in start.items()}:
-            raise LawBroken(f"{_label(method)}: a step lost a name of the base, or returned it in another shape")
+            raise LawBroken(
+                f"{_label(method)}: a step lost a name of the base, or returned it in another shape"
+            )
         state = new
 
 
