@@ -28,11 +28,12 @@ def test_the_table(plait: Plait, file: Path) -> None:
     assert done.err == ""
     lines = done.out.splitlines()
     assert lines[0] == "tiny: 2 tasks, 1 order (42), base 45.0 %, experts 82.5 %"
-    assert lines[2].split()[:4] == ["method", "ACC", "normalised", "BWT"]
+    assert lines[2].split()[:4] == ["method", "orders", "ACC", "normalised"]
     assert lines[3].split() == [
         "average",
         "scale",
         "0.5*",
+        "1",
         "70.0",
         "80.0",
         "-10.0",
