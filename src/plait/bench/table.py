@@ -27,7 +27,8 @@ def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Figures are {mean, deviation} over the orders, shares from 0 to 1, None where they are not defined; the deviation
     (n - 1) is None for one order. cpu: processor seconds a merge, over all merges; kept: bytes of members and state
-    at the end; memory: the most that a merge needed. Both are means over orders, but for memory.
+    at the end; memory: the most that a merge needed. Both are means over orders, but for memory. What only a stream
+    has (backward transfer, gap, forgetting, costs) is that of the orders that were run as streams, if any.
     """
     rows = [
         _row(name, told, _cells(found, name))
@@ -42,8 +43,11 @@ def _cells(found: Mapping[str, Any], method: str) -> list[Mapping[str, Any]]:
 
 
 def _row(name: str, told: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    keys = ("acc", "normalised", "backward", "backward_over_t", "plasticity_gap", "forgetting")
-    memory = [peak for cell in cells for peak in cell["memory"] if peak is not None]
+    whole = ("acc", "normalised")
+    path = ("backward", "backward_over_t", "plasticity_gap", "forgetting")
+    streams = [cell for cell in cells if not cell.get("last")]
+    costs = streams or cells
+    memory = [peak for cell in costs for peak in cell["memory"] if peak is not None]
     return {
         "method": name,
         "seeds": [cell["seed"] for cell in cells],
@@ -51,9 +55,13 @@ def _row(name: str, told: Mapping[str, Any], cells: Sequence[Mapping[str, Any]])
         "chosen": told["tuning"]["chosen"],
         "edge": told["tuning"]["edge"],
         "order": told["order"],
-        "figures": {key: _spread([cell["figures"][key] for cell in cells]) for key in keys},
-        "cpu": mean(seconds for cell in cells for seconds in cell["cpu"]),
-        "seconds": mean(seconds for cell in cells for seconds in cell["seconds"]),
+        "figures": {
+            **{key: _spread([cell["figures"][key] for cell in cells]) for key in whole},
+            **{key: _spread([cell["figures"][key] for cell in streams]) for key in path},
+        },
+        "streams": len(streams),
+        "cpu": mean(seconds for cell in costs for seconds in cell["cpu"]),
+        "seconds": mean(seconds for cell in costs for seconds in cell["seconds"]),
         "kept": _kept(cells),
         "memory": max(memory, default=None),
     }
@@ -166,8 +174,9 @@ def _alone(found: Mapping[str, Any]) -> str:
     if not any(cell.get("last") for cell in found["cells"]):
         return ""
     return (
-        " Methods without BWT were measured on the model of all tasks alone, merged at once in memory (`--last`): "
-        "their *CPU s* is that of this one merge, with statistics or a fit, and no line was kept."
+        " Some were measured on the model of all tasks alone, merged at once in memory (`--last`). BWT, gap, "
+        "forgetting and costs are those of the streams; of methods without a stream *CPU s* is that of the one merge "
+        "of all, with statistics or a fit."
     )
 
 
