@@ -27,4 +27,4 @@ for order in ${ORDERS:-42 43 44 45 46}; do
     "$plait" bench run text8 --methods "$fitted" --orders "$order" --last --out "$out"
 done
 # removal of each task
-"$plait" bench removal text8 --orders 42 --examples 150 --out benchmarks/results/text8-removal.json
+"$plait" bench removal text8 --orders 42 --examples 100 --out benchmarks/results/text8-removal.json

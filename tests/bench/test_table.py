@@ -44,10 +44,15 @@ def test_rows_in_words() -> None:
     assert len(best) == len(table.HEAD)
 
 
-def test_a_row_for_each_task() -> None:
+def test_a_row_for_each_model() -> None:
     head, rows = table.by_task(two_orders())
-    assert head == ["task", "base", "expert", "average", "ties"]
-    assert rows == [["one", "50.0", "90.0", "85.0", "80.0"], ["two", "40.0", "75.0", "55.0", "60.0"]]
+    assert head == ["model", "one", "two"]
+    assert rows == [
+        ["base", "50.0", "40.0"],
+        ["experts", "90.0", "75.0"],
+        ["average", "85.0", "55.0"],
+        ["ties", "80.0", "60.0"],
+    ]
 
 
 def test_the_title() -> None:
@@ -69,7 +74,7 @@ def test_markdown_has_tables_of_equal_width() -> None:
     assert "2 cores (a processor)" in lines[2]
     rows = [line for line in lines if line.startswith("|")]
     widths = [line.count("|") for line in rows]
-    assert widths == [11] * 4 + [6] * 4
+    assert widths == [11] * 4 + [4] * 6
     assert table.markdown(made.results(made.cell()))
 
 

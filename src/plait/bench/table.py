@@ -108,14 +108,20 @@ def _percent(found: Mapping[str, Any], *, sign: str = "", spread: bool = False) 
 
 
 def by_task(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: for each task the base, its expert, and every method's last model, means over the orders."""
-    methods = [row["method"] for row in summary(found)]
-    rows = []
-    for task in found["tasks"]:
-        sides = [found["rows"][who][task]["value"] for who in ("base", "experts")]
-        ends = [mean(_end(cell, task) for cell in _cells(found, method)) for method in methods]
-        rows.append([task, *(f"{100 * value:.1f}" for value in (*sides, *ends))])
-    return ["task", "base", "expert", *methods], rows
+    """Head and rows: the base, the experts, and every method's last model, with a column for each task; means over
+    the orders."""
+    tasks = list(found["tasks"])
+    rows = [
+        [who, *(_share(found["rows"][who][task]["value"]) for task in tasks)] for who in ("base", "experts")
+    ]
+    for method in (row["method"] for row in summary(found)):
+        ends = [mean(_end(cell, task) for cell in _cells(found, method)) for task in tasks]
+        rows.append([method, *map(_share, ends)])
+    return ["model", *tasks], rows
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}"
 
 
 def _end(cell: Mapping[str, Any], task: str) -> float:
