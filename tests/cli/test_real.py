@@ -122,6 +122,16 @@ def test_the_size_of_the_state_is_told_before_the_first_merge(plait: Plait) -> N
 
 
 @pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("method", ["ode_m", "trm"])
+def test_the_seed_of_the_line_is_that_of_its_method(plait: Plait, method: str) -> None:
+    for number, words in enumerate(("", "--seed 3", "--set seed=3")):
+        made = plait("init", f"line{number}", "--base", "base", "--method", method, *words.split())
+        assert made.code == 0, made.err
+        state = json.loads(plait("--json", "status", f"line{number}").out)
+        assert state["seed"] == state["options"]["seed"] == (3 if words else 0)
+
+
+@pytest.mark.usefixtures("world")
 def test_a_removal_by_algebra_says_that_it_is_not_exact(plait: Plait) -> None:
     plait("init", "line", "--base", "base", "--method", "mdm_oc", "--private", "classifier.*")
     for task in "abc":

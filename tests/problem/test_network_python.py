@@ -32,6 +32,11 @@ def broken(*, folder, device, dtype):
 def refusing(*, folder, device, dtype):
     raise UsageError("no such digits")
 
+def failing(*, folder, device, dtype):
+    def encode(images):
+        return [image.no_such for image in images]
+    return module_network(torch.nn.Linear(2, 2), encode=encode, device=device, dtype=dtype)
+
 def nothing(*, folder, device, dtype):
     return 3
 """
@@ -192,3 +197,20 @@ def test_a_network_meets_the_protocol() -> None:
 
     made: Network = module_network(small()[0])  # for mypy
     assert isinstance(made, ModuleNetwork)
+
+
+def test_a_function_of_the_users_that_fails_is_named() -> None:
+    network = open_network("python:users_networks:failing", "python")
+    with pytest.raises(RefusedInput, match="its encode failed"):
+        network.encode([3])
+    good = open_network("python:users_networks:small", "python")
+    with pytest.raises(RefusedInput, match="its features failed"):
+        good.features(
+            {
+                "0.weight": torch.ones(3, 2),
+                "0.bias": torch.ones(3),
+                "2.weight": torch.ones(2, 3),
+                "2.bias": torch.ones(2),
+            },
+            torch.ones(1, 7),
+        )

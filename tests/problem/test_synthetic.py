@@ -100,6 +100,20 @@ def test_images_climb_to_their_class() -> None:
     assert made.loss(weights) < 0.8 * noise.loss(weights)
 
 
+def test_batches_that_are_a_tensor_of_images() -> None:
+    network, weights = images()
+    plain = replace(
+        network,
+        collator=lambda rows: network.collator(rows)["pixel_values"],
+        to_outputs=lambda net, batch: net(batch),
+    )
+    one = synthesise("t", network, None, CLASSES, weights, QUICK, like=IMAGE)
+    assert synthesise("t", plain, None, CLASSES, weights, QUICK, like=IMAGE).digest == one.digest
+    other = replace(network, collator=lambda rows: {"images": torch.as_tensor(rows[0])[None]})
+    with pytest.raises(RefusedInput, match="hold none as pixel_values"):
+        synthesise("t", other, None, CLASSES, weights, QUICK, like=IMAGE)
+
+
 def test_smoother_images() -> None:
     network, weights = images()
 

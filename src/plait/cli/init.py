@@ -133,6 +133,8 @@ def _init(args: Namespace) -> Answer:
     options = make(
         args.method, args.options
     ).options()  # a wrong option is refused before any file is touched
+    own = options.pop("seed", None)  # a line has one seed, which its method draws with too
+    seed = args.seed if own is None or "seed" not in (args.options or {}) else own
     from plait.line import Line
 
     line = Line.create(
@@ -141,7 +143,7 @@ def _init(args: Namespace) -> Answer:
         args.method,
         private=args.private,
         retention=args.retention,
-        seed=args.seed,
+        seed=seed,
         keep=args.keep,
         snapshots=args.snapshots,
         allow_nonfinite=args.allow_nonfinite,

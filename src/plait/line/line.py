@@ -29,7 +29,7 @@ from plait.line.commit import commit
 from plait.line.data import Tasks, check_retention
 from plait.line.exporting import export
 from plait.line.member import Allow, Member, check_task, patterns, task_of
-from plait.line.opening import chosen_compute, driving, open_setting, publish_base
+from plait.line.opening import chosen_compute, driving, open_setting, publish_base, seeded
 from plait.line.resume import build_or_find
 from plait.methods.base import check_weight
 from plait.methods.registry import make
@@ -81,6 +81,7 @@ class Line:
         retention: what is kept of members. "vectors": their changed tensors; "statistics": sums only, for
         additive methods, and a member's checkpoint is handed in again at removal; "none": nothing, and no
         member can be removed.
+        seed: of random numbers; also of the method's own, where it has an option `seed`.
         keep: versions on disk, the current one among them. snapshots: for folds, keep the state after every
         so many members (0: only the last), which bounds how far a removal has to fold again.
         allow_nonfinite: take a base with NaN or infinity; these elements stay as they are in every version.
@@ -88,7 +89,7 @@ class Line:
         what the base's config.json describes), where, and in what it computes; cpu and float32 by default.
         Raises UsageError or RefusedInput; nothing is left behind then.
         """
-        chosen = driving(make(method, options))
+        chosen = driving(make(method, seeded(method, options, seed)))
         additive = chosen.facts.family == "additive"
         if retention not in ("vectors", "statistics", "none"):
             raise UsageError(f"retention is {retention!r}, expected vectors, statistics or none")

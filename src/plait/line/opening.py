@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from plait.line.data import need_of
 from plait.line.member import refuse_nonfinite
 from plait.line.surroundings import Compute
 from plait.methods.base import Method, ModelMethod, TensorMethod
-from plait.methods.registry import make
+from plait.methods.registry import find, make
 from plait.store import Store
 
 
@@ -85,6 +86,12 @@ def driving(method: Method) -> TensorMethod | ModelMethod:
     if not isinstance(method, (TensorMethod, ModelMethod)):
         raise UsageError(f"method {method.name} sees neither tensors nor models; it cannot drive a line")
     return method
+
+
+def seeded(method: str, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The options with the line's seed, where the method has an option of that name: a line has one seed."""
+    own = any(field.name == "seed" for field in fields(find(method)))
+    return {**options, "seed": seed} if own else dict(options)
 
 
 def chosen_compute(

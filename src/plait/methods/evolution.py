@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from plait.errors import UsageError
 
@@ -18,7 +19,9 @@ def minimise(
     UsageError where the package is missing.
     """
     try:
-        import cma
+        with catch_warnings():
+            simplefilter("ignore")  # it tells of packages for plots, which are not made
+            import cma
     except ImportError:
         raise UsageError(
             "fit=cmaes needs the package cma; install it with pip install 'plait[fit]'"

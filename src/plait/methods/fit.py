@@ -226,7 +226,7 @@ def fit_of(given: Any) -> Fit | None:
         told = dict(given) if isinstance(given, Mapping) else {"name": given}
         name = told.pop("name", None)
         if not isinstance(name, str) or name not in FITS:
-            raise UsageError(f"fit is {name!r}, expected one of: fixed, {', '.join(FITS)}")
+            raise UsageError(f"fit is {name!r}, expected one of: none, {', '.join(FITS)}")
         made = fill(FITS[name], f"fit {name}", told)
     made.check()
     return made

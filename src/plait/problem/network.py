@@ -104,7 +104,40 @@ def _by_function(
             "see plait.problem.network.module_network"
         )
     network: Network = made
-    return network
+    return _guarded(network, spec)
+
+
+def _guarded(network: Network, spec: str) -> Network:
+    """The network, whose own functions name it where they fail."""
+    from dataclasses import replace
+
+    from plait.problem.module import ModuleNetwork
+
+    if not isinstance(network, ModuleNetwork):
+        return network
+
+    def named(what: str, function: Any) -> Any:
+        def run(*words: Any) -> Any:
+            try:
+                return function(*words)
+            except PlaitError:
+                raise
+            except Exception as error:  # whatever the user's function raises
+                reason = (str(error).strip() or repr(error)).splitlines()[0]
+                raise RefusedInput(
+                    f"{spec}: its {what} failed ({type(error).__name__}: {reason}); correct it (--debug shows where)"
+                ) from error
+
+        return function and run
+
+    return replace(
+        network,
+        encoder=named("encode", network.encoder),
+        collator=named("collate", network.collator),
+        to_features=named("features", network.to_features),
+        to_outputs=named("outputs", network.to_outputs),
+        length=named("size", network.length),
+    )
 
 
 def module_network(

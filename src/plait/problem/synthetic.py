@@ -92,17 +92,22 @@ class _Room:
 
 
 def _pixels(network: ModuleNetwork, like: Any) -> _Room:
+    """Images are the floating-point tensor of a batch: the batch itself, or what it holds as `pixel_values`."""
     batch = network.collate(network.encode([like]))
-    if not isinstance(batch, Mapping) or PIXELS not in batch:
-        raise RefusedInput(f"{network.about} takes no {PIXELS}; synthetic replay of images needs them")
-    shape = tuple(batch[PIXELS].shape[1:])
-    own = replace(
-        network,
-        encoder=list,
-        collator=lambda rows: {PIXELS: torch.stack(list(rows)).to(network.device, network.dtype)},
-        length=lambda one: 0,
-    )
-    return _Room(own, shape, _total_variation)
+    alone = isinstance(batch, torch.Tensor)
+    found = batch if alone else batch.get(PIXELS) if isinstance(batch, Mapping) else None
+    if not isinstance(found, torch.Tensor) or not found.is_floating_point() or found.dim() < 2:
+        raise RefusedInput(
+            f"{network.about}: its batches are no tensor of images and hold none as {PIXELS}, and examples are made "
+            "up in it; let its collate put them there, or use fit.replay=none"
+        )
+
+    def collate(rows: Sequence[Any]) -> Any:
+        stacked = torch.stack(list(rows)).to(network.device, network.dtype)
+        return stacked if alone else {PIXELS: stacked}
+
+    own = replace(network, encoder=list, collator=collate, length=lambda one: 0)
+    return _Room(own, tuple(found.shape[1:]), _total_variation if found.dim() == 4 else _no_variation)
 
 
 def _tokens(network: ModuleNetwork, weights: Weights, recipe: Recipe) -> _Room:
@@ -140,7 +145,7 @@ def _tokens(network: ModuleNetwork, weights: Weights, recipe: Recipe) -> _Room:
         to_features=network.to_features and within(network.to_features),
         to_outputs=network.to_outputs and within(network.to_outputs),
     )
-    return _Room(own, (recipe.length, width), lambda inputs: inputs.new_zeros(()))
+    return _Room(own, (recipe.length, width), _no_variation)
 
 
 def _embedding(network: ModuleNetwork) -> tuple[str, Any]:
@@ -201,6 +206,10 @@ def _slope(climber: Objective, weights: Weights, now: Tensor, room: _Room, recip
 
 def _cut(labels: Tensor | None, rows: range) -> Tensor | None:
     return None if labels is None else labels[list(rows)]
+
+
+def _no_variation(inputs: Tensor) -> Tensor:
+    return inputs.new_zeros(())
 
 
 def _total_variation(images: Tensor) -> Tensor:
