@@ -107,6 +107,10 @@ def _by_function(
     return _guarded(network, spec)
 
 
+_FAULTS = (AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+"""What faults in a user's function raise; others, such as those by which we end a pass early, go through."""
+
+
 def _guarded(network: Network, spec: str) -> Network:
     """The network, whose own functions name it where they fail."""
     from dataclasses import replace
@@ -120,9 +124,9 @@ def _guarded(network: Network, spec: str) -> Network:
         def run(*words: Any) -> Any:
             try:
                 return function(*words)
-            except PlaitError:
-                raise
-            except Exception as error:  # whatever the user's function raises
+            except _FAULTS as error:
+                if isinstance(error, PlaitError):
+                    raise
                 reason = (str(error).strip() or repr(error)).splitlines()[0]
                 raise RefusedInput(
                     f"{spec}: its {what} failed ({type(error).__name__}: {reason}); correct it (--debug shows where)"
