@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The figures of suite text8 in docs/benchmarks.md. PLAIT_DATA names the folder of the data sets. What is in the files
-# of results already is not run again; about 4 hours on 2 cores from nothing, of which the experts are 10 minutes.
+# of results already is not run again. Hours on 2 cores from nothing, most of them for the fits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1

@@ -53,7 +53,9 @@ def merge_and_measure(
     began, busy = time.perf_counter(), time.process_time()
     sides = None
     if need is not None and need.wants in _KINDS:
-        sides = [_sides(setup, task, experts[task], name, _frozen(options)) for task in order]
+        # Values of an option that are tried share statistics; a model that is reported pays for its own.
+        compute = _sides if split == "validation" else _sides.__wrapped__
+        sides = [compute(setup, task, experts[task], name, _frozen(options)) for task in order]
     fit = fit_of_method(method)
     renew = None if fit is None else renewing(fit)
     merged = apply(method, start, list(free.values()), problem=problem, renew=renew, sides=sides, told=told)
@@ -101,9 +103,9 @@ _KINDS = {"moments": "moment", "fisher": "fisher"}
 
 
 def _frozen(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        sorted((key, value) for key, value in options.items() if isinstance(value, (int, float, str)))
-    )
+    """The options that statistics may depend on, as a key; the scale of an update is none."""
+    kept = {key: value for key, value in options.items() if key != "scale"}
+    return tuple(sorted((key, value) for key, value in kept.items() if isinstance(value, (int, float, str))))
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,6 @@ from plait.tensors import Tensor, torch
 GRADIENT_COST = 3
 """What a gradient costs in losses: a backward pass is about two forward ones."""
 
-
 REPLAYS = ("none", "earlier", "all")
 
 
@@ -60,7 +59,7 @@ class Fit:
     """Chooses coefficients by the mean loss of the members on their validation examples.
 
     evaluations: the budget in losses; a gradient counts as 3. 0: 100 for each member.
-    samples: examples of each member, drawn by hash.
+    samples: examples of each member, drawn by the line's seed.
     ewc: weight of the elastic weight consolidation term; 0: none.
     replay: whose examples are made up from the merged model at the first coefficients instead of read: of "none", of
         all members but the last ("earlier"), or of "all".
