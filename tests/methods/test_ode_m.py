@@ -18,6 +18,7 @@ from plait.methods.base import Known, MemberFacts
 from plait.methods.memory import apply
 from plait.methods.ode_m import OdeM
 from plait.methods.registry import make
+from plait.methods.watch import Blind, between
 from plait.problem.base import Examples
 from plait.problem.network import module_network
 from plait.problem.objective import Objective
@@ -405,8 +406,8 @@ class Stopped(Exception):
     pass
 
 
-class Keeper:
-    """Keeps what it is handed, and stops after some steps."""
+class Keeper(Blind):
+    """Keeps what it is handed after every so many steps, and stops after some."""
 
     def __init__(self, every: int, stop: int = 0) -> None:
         self.every, self.stop = every, stop
@@ -415,6 +416,9 @@ class Keeper:
 
     def kept(self) -> tuple[Known, Mapping[str, Tensor]] | None:
         return None if self.held is None else (json.loads(self.held[0]), self.held[1])
+
+    def due(self) -> bool:
+        return self.told[-1][0] % self.every == 0
 
     def keep(self, note: Known, weights: Mapping[str, Tensor]) -> None:
         self.held = json.dumps(note), {name: tensor.clone() for name, tensor in weights.items()}
@@ -443,8 +447,45 @@ def test_a_stopped_path_goes_on_to_the_same_bytes(options: dict[str, Any]) -> No
     got, also = method.step(state, base, expert, members, problem, keeper)
     assert keeper.told[0][:2] == (7, 10)
     assert all(torch.equal(got[name], want[name]) for name in want)
-    assert {k: v for k, v in also.items() if k != "work"} == {k: v for k, v in found.items() if k != "work"}
+    assert also == found
     assert keeper.told[0][2] == pytest.approx(sum(found["losses"][task][6] for task in "ab") / 2, rel=0.5)
+
+
+class Points(Blind):
+    """Collects points of the path."""
+
+    def __init__(self, *places: float) -> None:
+        self.places = places
+        self.found: dict[float, dict[str, Tensor]] = {}
+
+    def wanted(self, t: float, after: float) -> list[float]:
+        return between(self.places, t, after)
+
+    def point(self, t: float, weights: Mapping[str, Tensor]) -> None:
+        self.found[t] = {name: tensor.clone() for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"integrator": "rk4"}, {"variant": "released", "h": 0.1, "refine": 0}]
+)
+def test_a_point_of_a_path_has_the_bytes_of_a_path_that_ends_there(options: dict[str, Any]) -> None:
+    problem = toys(wavy(0), wavy(1))
+    base, first, expert = (split(normal(i)) for i in range(3))
+    members = (MemberFacts(1, {}), MemberFacts(1, {}))
+
+    def follow(end: float, watch: Blind | None = None) -> tuple[dict[str, Tensor], Known]:
+        return OdeM(t_end=end, **options).step(first, base, expert, members, problem, watch)
+
+    # 0.1 + 0.2 is a rounding error beyond a step's end; 1.5 lies beyond the path.
+    points = Points(0.0, 0.07, 0.1 + 0.2, 1 / 3, 0.34, 1.0, 1.5)
+    got, known = follow(1.0, points)
+    want, found = follow(1.0)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    assert {k: v for k, v in known.items() if k != "work"} == {k: v for k, v in found.items() if k != "work"}
+    assert list(points.found) == pytest.approx([0.0, 0.07, 0.3, 1 / 3, 0.34, 1.0], abs=1e-12)
+    for end, weights in points.found.items():
+        alone, _ = follow(end)
+        assert all(torch.equal(weights[name], alone[name]) for name in weights), end
 
 
 # The end point that a data-free method makes

@@ -16,8 +16,8 @@ from plait.methods.ode.goal import Goal, end_of
 from plait.methods.ode.guarded import Guarded
 from plait.methods.ode.path import INTEGRATORS, Path
 from plait.methods.ode.refine import Refine
-from plait.methods.ode.watch import Watch
 from plait.methods.ranges import at_least, choice, finite, share
+from plait.methods.watch import Counted, Watch
 from plait.tensors import Tensor
 
 VARIANTS = ("paper", "released", "control_refine", "control_adamw")
@@ -150,7 +150,7 @@ class OdeM(ModelMethod):
         watch: Watch | None = None,
     ) -> tuple[dict[str, Tensor], Known]:
         """See `ModelMethod.step`. The state holds the model under the base's names; where it is refined, also the
-        unrefined one, and with target "merged" the sums of `end`. watch: see `ode.watch`.
+        unrefined one, and with target "merged" the sums of `end`. watch: see `methods.watch`.
 
         PlaitError where a loss or a gradient is not finite; VerificationError for a state that lacks a part.
         """
@@ -179,11 +179,12 @@ class OdeM(ModelMethod):
             }
         sampled = calibrate(problem, count, self.calibration, self.samples, self.seed)
         before = sampled.work
+        counted = Counted(watch, lambda: asdict(sampled.work - before))
         layout = Layout(base, self.granularity)
         calibration = Calibration(sampled, layout)
         theta = layout.flat(_unrefined(state, base) if self.refined else state)
         goal = expert if self.target == "expert" else Goal(self.end).merged(extra, base, members)
-        known = self._path(layout, calibration, theta, layout.flat(goal), self._end(members), watch)
+        known = self._path(layout, calibration, theta, layout.flat(goal), self._end(members), counted)
         merged = layout.weights(theta)
         if self.refined:
             extra |= {UNREFINED + name: tensor for name, tensor in merged.items()}
@@ -196,10 +197,9 @@ class OdeM(ModelMethod):
                 self.seed,
                 guarded=self.variant != "control_adamw",
             )
-            theta, known["refined"] = rest.follow(theta, watch)
+            theta, known["refined"] = rest.follow(theta, counted)
             merged = layout.weights(theta)
-        work = asdict(sampled.work - before)
-        known["work"] = {name: done for name, done in work.items() if name != "seconds" and done}
+        known["work"] = counted.work()
         return {**merged, **extra}, known
 
     def _path(
@@ -209,7 +209,7 @@ class OdeM(ModelMethod):
         theta: Tensor,
         target: Tensor,
         end: float,
-        watch: Watch | None,
+        watch: Watch,
     ) -> Known:
         """Move `theta` along the variant's path, in place."""
         if self.variant == "paper":

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from plait.errors import UsageError
 from plait.methods.base import Facts, Known, MemberFacts, ModelMethod
 from plait.methods.groups import GRANULARITIES
-from plait.methods.ode.watch import Watch
 from plait.methods.ranges import at_least, choice, finite, share, truth
 from plait.methods.tables import pattern
 from plait.methods.trm_parts.descent import Descent
 from plait.methods.trm_parts.mix import Mix
 from plait.methods.trm_parts.terms import Terms
+from plait.methods.watch import Counted, Watch
 from plait.tensors import Tensor, torch
 from plait.tensors.random import uniform
 
@@ -131,8 +131,8 @@ class Trm(ModelMethod):
         problem: Any,
         watch: Watch | None = None,
     ) -> tuple[dict[str, Tensor], Known]:
-        """See `ModelMethod.step`. The state is the model. watch: see `ode.watch`; an interrupted step goes on with
-        the bytes of one that was not.
+        """See `ModelMethod.step`. The state is the model. watch: see `methods.watch`; an interrupted step goes on
+        with the bytes of one that was not.
 
         What was found: `alpha` and `beta` by group; `path`, see `Descent.follow`; the `losses` of four models on all
         examples; `still`, how many groups have no P. PlaitError where a term is not finite.
@@ -180,18 +180,18 @@ class Trm(ModelMethod):
             ((self.alpha_least, self.alpha_most), (-self.beta_most, self.beta_most)),
             self.normalise,
         )
-        x, path = descent.follow(start, watch)
+        counted = Counted(watch, lambda: asdict(newest.work - before))
+        x, path = descent.follow(start, counted)
         merged = mix.at(x)
         losses = {"old": objective.loss(old), "expert": objective.loss(expert)}
         losses |= {"start": objective.loss(mix.at(start)), "merged": objective.loss(merged)}
-        work = asdict(newest.work - before)
         return merged, {
             "alpha": dict(zip(mix.groups, x[0].tolist(), strict=True)),
             "beta": dict(zip(mix.groups, x[1].tolist(), strict=True)),
             "path": path,
             "losses": losses,
             "still": int((~mix.movable).sum()),
-            "work": {name: done for name, done in work.items() if name != "seconds" and done},
+            "work": counted.work(),
         }
 
     def _begin(self, groups: Sequence[str], root: bytes) -> Tensor:

@@ -11,7 +11,8 @@ from plait.methods.ode.calibration import Calibration, means, require_finite
 from plait.methods.ode.flat import Layout
 from plait.methods.ode.path import barrier, times
 from plait.methods.ode.quadratic import nearest
-from plait.methods.ode.watch import Blind, Watch
+from plait.methods.ode.walk import walk
+from plait.methods.watch import Blind, Watch
 from plait.tensors import Tensor
 
 SLACK, MOST = 0.08, 2
@@ -64,12 +65,8 @@ class Guarded:
         else:
             trace = before[0]
             self.layout.fill(theta, before[1])
-        for number in range(len(trace["factor"]), len(marks) - 1):
-            self._step(theta, marks[number], marks[number + 1], trace)
-            done = number + 1
-            watch.tell(done, len(marks) - 1, means(trace["losses"])[-1])
-            if watch.every and done % watch.every == 0 and done < len(marks) - 1:
-                watch.keep(trace, self.layout.views(theta))
+            del before
+        walk(watch, self.layout, theta, marks, trace, self._step)
         line = means({task: [trace["start"][task], trace["target"][task]] for task in trace["start"]})
         return {
             **trace,

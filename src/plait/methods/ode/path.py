@@ -9,7 +9,8 @@ from math import ceil, sqrt
 from plait.methods.base import Known
 from plait.methods.ode.calibration import Calibration, mean, means, require_finite
 from plait.methods.ode.flat import Layout
-from plait.methods.ode.watch import Blind, Watch
+from plait.methods.ode.walk import walk
+from plait.methods.watch import Blind, Watch
 from plait.tensors import Tensor
 
 INTEGRATORS: dict[str, tuple[tuple[float, float], ...]] = {
@@ -78,12 +79,12 @@ class Path:
         else:
             trace = before[0]
             self.layout.fill(theta, before[1])
-        for number in range(len(trace["gamma"]), len(marks) - 1):
-            self._step(theta, gradient, marks[number], marks[number + 1], trace)
-            done = number + 1
-            watch.tell(done, len(marks) - 1, means(trace["losses"])[-1])
-            if watch.every and done % watch.every == 0 and done < len(marks) - 1:
-                watch.keep(trace, self.layout.views(theta))
+            del before
+
+        def step(theta: Tensor, t: float, after: float, trace: Known) -> None:
+            self._step(theta, gradient, t, after, trace)
+
+        walk(watch, self.layout, theta, marks, trace, step)
         del gradient
         self._record(trace, self.calibration.losses(theta, f"at t = {self.end:g}"))
         return self._concluded(trace, marks)

@@ -8,7 +8,7 @@ from hashlib import sha256
 from plait.methods.base import Known
 from plait.methods.ode.calibration import Calibration, mean
 from plait.methods.ode.flat import Layout
-from plait.methods.ode.watch import Blind, Watch
+from plait.methods.watch import Blind, Watch
 from plait.tensors import Tensor, torch
 
 ANCHOR, TRUST, WORSE, EVERY = 1e-3, 1e-3, 0.02, 10

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.methods.base import Known
-from plait.methods.ode.watch import Blind, Watch
 from plait.methods.trm_parts.mix import Mix
 from plait.methods.trm_parts.terms import Terms
+from plait.methods.watch import Blind, Watch
 from plait.tensors import Tensor, torch
 
 FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
@@ -64,9 +64,9 @@ class Descent:
             length = (second / (1 - SECOND**number)).sqrt() + TINY
             x = (x - self.rate * (first / (1 - FIRST**number)) / length).clamp(low, high)
             watch.tell(number, self.steps, found.total)
-            if watch.every and number % watch.every == 0 and number < self.steps:
+            if watch.due():
                 made = {"x": x.tolist(), "first": first.tolist(), "second": second.tolist()}
-                watch.keep({**note, **made}, self.mix.at(x))
+                watch.keep({**note, **made}, {})
         _look(trace, x)
         return x, {**trace, "scale": note["scale"]}
 
