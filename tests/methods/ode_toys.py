@@ -51,6 +51,14 @@ class Toy:
             }
             return value.item(), slopes
 
+    def add_gradient(
+        self, weights: Mapping[str, Tensor], into: Mapping[str, Tensor], share: float = 1.0
+    ) -> float:
+        loss, slopes = self.loss_and_gradient(weights)
+        for name, slope in into.items():
+            slope.add_(slopes[name], alpha=share)
+        return loss
+
 
 def toys(*formulas: Formula) -> Problem:
     """A problem of tasks a, b, c, ..."""

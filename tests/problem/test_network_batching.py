@@ -22,6 +22,15 @@ def test_every_index_is_in_one_batch(lengths: list[int], batch: int) -> None:
     assert flat == sorted(lengths)
 
 
+def test_a_batch_ends_before_it_is_mostly_filling() -> None:
+    """8 texts of 4 tokens and one of 40: with it, 288 of 360 tokens were filling. A few texts are not cut."""
+    assert list(batches_by_length([4] * 8 + [40], 64, 1 / 8)) == [list(range(8)), [8]]
+    assert list(batches_by_length([4] * 8 + [40], 64)) == [list(range(9))]
+    assert list(batches_by_length([4] * 7 + [40], 64, 1 / 8)) == [list(range(8))]
+    assert list(batches_by_length([8] * 8 + [9], 64, 1 / 8)) == [list(range(9))]
+    assert list(batches_by_length([0] * 20, 64, 1 / 8)) == [list(range(20))]
+
+
 def test_padding_is_on_the_right_and_masked() -> None:
     batch = pad([[5, 6], [7], [8, 9, 3]], 1)
     assert batch["input_ids"].tolist() == [[5, 6, 1], [7, 1, 1], [8, 9, 3]]

@@ -88,26 +88,13 @@ def test_gradients_products_and_fishers_are_summed_alike(tasks: Any) -> None:
     )
 
 
-def test_gradients_of_fp32_weights_are_added_in_fp64() -> None:
-    """1 + 2^-30 - 1: lost in fp32."""
-    network = Toy(lambda: torch.nn.Linear(1, 2, bias=False), torch.float32)
-    weights = {"net.weight": torch.zeros(2, 1)}
-
-    def objective(x: float, label: int) -> Objective:
-        return Objective(network, None, Examples(torch.tensor([[x]]), torch.tensor([label]), ""))
-
-    problem = Problem(
-        {"large": objective(2.0, 0), "small": objective(2.0**-29, 1), "back": objective(2.0, 1)}
+def test_gradients_of_tasks_are_added_with_their_shares() -> None:
+    """In fp64 where the weights are: 1 + 2^-40 - 1."""
+    network = Toy(lambda: torch.nn.Linear(1, 2, bias=False), torch.float64)
+    weights = {"net.weight": torch.zeros(2, 1, dtype=torch.float64)}
+    one = Objective(
+        network, None, Examples(torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([0]), "")
     )
-    _, gradient = problem.loss_and_gradient(weights, {"large": 1.0, "small": 1.0, "back": 1.0})
-    assert gradient["net.weight"].flatten().tolist() == [2.0**-30, -(2.0**-30)]
-    assert gradient["net.weight"].dtype == torch.float32
-
-
-def test_factors_are_not_rounded_to_fp32() -> None:
-    network = Toy(lambda: torch.nn.Linear(1, 2, bias=False), torch.float32)
-    weights = {"net.weight": torch.zeros(2, 1)}
-    one = Objective(network, None, Examples(torch.tensor([[2.0]]), torch.tensor([0]), ""))
     _, gradient = Problem({"a": one, "b": one}).loss_and_gradient(weights, {"a": 1 + 2.0**-40, "b": -1.0})
     assert gradient["net.weight"].flatten().tolist() == [-(2.0**-40), 2.0**-40]
 

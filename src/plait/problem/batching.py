@@ -6,15 +6,27 @@ from collections.abc import Iterator, Sequence
 
 from plait.tensors import Tensor, torch
 
+FEW = 8
+"""Examples below which a batch is not cut for the sake of its filling."""
 
-def batches_by_length(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+
+def batches_by_length(lengths: Sequence[int], batch: int, filling: float = 1.0) -> Iterator[list[int]]:
     """Indices of examples in batches of like length, shortest first, so that little is padded.
 
-    Every index is in one batch; examples of equal length keep their order.
+    Every index is in one batch; examples of equal length keep their order. filling: the share of a batch that may be
+    padding; a batch of 8 or more ends before the example that would bring it above that.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    for first in range(0, len(order), batch):
-        yield order[first : first + batch]
+    rows: list[int] = []
+    held = 0
+    for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        padded = (len(rows) + 1) * lengths[row]
+        if len(rows) == batch or (len(rows) >= FEW and padded - held - lengths[row] > filling * padded):
+            yield rows
+            rows, held = [], 0
+        rows.append(row)
+        held += lengths[row]
+    if rows:
+        yield rows
 
 
 def pad(

@@ -14,6 +14,9 @@ from plait.tensors import Tensor, torch
 KEEP = 1 << 28
 """Bytes of encoded examples that are kept. More than that are encoded again for every batch."""
 
+FILLING = 1 / 8
+"""The share of a batch that may be padding."""
+
 CHUNK = 256
 """Examples that are encoded at a time when their lengths are found out."""
 
@@ -71,9 +74,10 @@ class Feed:
         self._kept: list[Any] | None = []
 
     def pieces(self, rows: Sequence[int], size: int) -> Iterator[Piece]:
-        """Batches of at most `size` examples of like length that hold each of `rows` once, shortest first."""
+        """Batches of at most `size` examples of like length that hold each of `rows` once, shortest first. Little of
+        them is padding: a network takes as long for that as for text."""
         sizes = self.sizes()
-        for places in batches_by_length([sizes[row] for row in rows], size):
+        for places in batches_by_length([sizes[row] for row in rows], size, FILLING):
             yield self.piece([rows[place] for place in places])
 
     def singles(self, piece: Piece) -> Iterator[Piece]:

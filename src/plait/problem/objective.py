@@ -12,7 +12,7 @@ from typing import Literal
 from plait.errors import RefusedInput, UsageError
 from plait.problem.base import Examples, Head, Network, Weights
 from plait.problem.feed import Feed, Piece
-from plait.problem.totals import Totals, Work
+from plait.problem.totals import Work, zeros_like
 from plait.tensors import Tensor, torch
 
 Measure = Callable[[Weights, Piece], "tuple[Tensor, int]"]
@@ -22,9 +22,10 @@ Measure = Callable[[Weights, Piece], "tuple[Tensor, int]"]
 class Objective:
     """Cross-entropy of a network and a head on some examples, as a function of weights.
 
-    The mean over examples; for causal-lm the mean over predicted tokens, padding left out. Every number is a sum over
-    micro-batches, in fp64, divided once: it depends on their size only by the network's own rounding. Nothing of a
-    call is kept but counts, and no weights are written into.
+    The mean over examples; for causal-lm the mean over predicted tokens, padding left out. Losses are sums over
+    micro-batches in fp64, divided once; gradients are summed in the precision that they are returned in. Both depend
+    on the size of micro-batches by rounding alone. Nothing of a call is kept but counts, and no weights are written
+    into.
 
     Weights: fp64 stays fp64, every other type is returned as fp32. The network computes in `network.dtype` on its
     own device; results lie where the weights lie.
@@ -91,23 +92,52 @@ class Objective:
         """The loss and its gradient with respect to the tensors `names`, by default all floating-point ones of
         `weights`. A tensor that the network does not use has a gradient of zeros. UsageError for a name that
         `weights` has not, or that is no floating-point tensor."""
-        return self.value_and_gradient(self._cross_entropy, weights, names)
+        slopes = zeros_like({name: weights[name] for name in self.chosen(weights, names)})
+        return self.add_gradient(weights, slopes), slopes
+
+    def add_gradient(self, weights: Weights, into: Mapping[str, Tensor], share: float = 1.0) -> float:
+        """The loss; `share` times its gradient is added to the tensors of `into`, in place, so that several tasks, or
+        the steps of a path, share them.
+
+        into: name of a floating-point tensor of `weights` -> a tensor of its shape, fp32 or fp64, on its device.
+        """
+        count = self.things()
+        value = 0.0
+        chosen = self.chosen(weights, into)
+        own = zeros_like(into) if any(slope.is_inference() for slope in into.values()) else into
+        with self.work.doing("gradients", len(self)), differentiable():
+            for piece, live in self.run(weights, chosen, self.micro):
+                found, _ = self._cross_entropy(live, piece)
+                value += found.item()
+                add_derivative(found, live, own, share / count)
+        if own is not into:  # torch lets nothing be added to tensors of its inference mode outside of it
+            for name, slope in into.items():
+                slope.add_(own[name])
+        return value / count
+
+    def things(self) -> int:
+        """What the loss is the mean over: the number of examples; of predicted tokens for causal-lm."""
+        if self.feed.examples.labels is not None:
+            return len(self)
+        counts = (int(_predicted(piece).sum()) for piece in self.feed.pieces(self.rows, self.micro))
+        return _some(sum(counts))
 
     def value_and_gradient(
         self, measure: Measure, weights: Weights, names: Iterable[str] | None = None
     ) -> tuple[float, dict[str, Tensor]]:
         """The same for another quantity: the sum of what `measure` finds in every micro-batch, over the sum of the
         counts. `measure` gets the weights as leaves of a graph, as the network takes them."""
-        chosen = self.chosen(weights, names)
-        totals = Totals()
+        slopes = zeros_like({name: weights[name] for name in self.chosen(weights, names)})
         value, count = 0.0, 0
         with self.work.doing("gradients", len(self)), differentiable():
-            for piece, live in self.run(weights, chosen, self.micro):
+            for piece, live in self.run(weights, slopes, self.micro):
                 found, things = measure(live, piece)
-                totals.add(chosen, derivative(found, live, chosen))
+                add_derivative(found, live, slopes)
                 value += found.item()
                 count += things
-            return value / _some(count), totals.over(_some(count), {name: weights[name] for name in chosen})
+        for slope in slopes.values():
+            slope /= _some(count)
+        return value / _some(count), slopes
 
     def hvp(self, weights: Weights, vector: Weights) -> dict[str, Tensor]:
         """H v: the Hessian of the loss with respect to the tensors of `vector`, times it. By differentiating twice,
@@ -123,16 +153,18 @@ class Objective:
                 raise UsageError(
                     f"{name} of the vector is {tuple(vector[name].shape)}, expected {tuple(weights[name].shape)}"
                 )
-        totals = Totals()
+        made = zeros_like({name: weights[name] for name in chosen})
         count = 0
         with self.work.doing("products", len(self)), differentiable(), sdpa_kernel(SDPBackend.MATH):
             for piece, live in self.run(weights, chosen, self.micro):
                 found, things = self._cross_entropy(live, piece)
                 first = derivative(found, live, chosen, again=True)
                 slope = _inner(first, {name: vector[name].to(live[name]) for name in chosen})
-                totals.add(chosen, derivative(slope, live, chosen))
+                add_derivative(slope, live, made)
                 count += things
-            return totals.over(_some(count), {name: weights[name] for name in chosen})
+        for slope in made.values():
+            slope /= _some(count)
+        return made
 
     def fisher(
         self,
@@ -266,6 +298,29 @@ def derivative(
         return {}
     found = torch.autograd.grad(value, [live[name] for name in names], create_graph=again, allow_unused=True)
     return {name: slope for name, slope in zip(names, found, strict=True) if slope is not None}
+
+
+def add_derivative(value: Tensor, live: Weights, into: Mapping[str, Tensor], factor: float = 1.0) -> None:
+    """Add factor * d value / d weight to the tensors of `into`, in place. Leaves of the same dtype and place have
+    them as their gradients, so that a derivative needs no memory of its own; those of low precision are multiplied
+    afterwards, which keeps them in its range."""
+    if not value.requires_grad or not into:
+        return
+    wide = all(
+        live[name].dtype == slope.dtype and live[name].device == slope.device for name, slope in into.items()
+    )
+    if not wide:
+        for name, slope in derivative(value, live, into).items():
+            into[name].add_(slope.to(into[name]), alpha=factor)
+        return
+    for name, slope in into.items():
+        live[name].grad = slope
+    torch.autograd.backward(value * factor, inputs=[live[name] for name in into])
+    for name, slope in into.items():
+        held = live[name].grad
+        live[name].grad = None
+        if held is not None and held is not slope and held.data_ptr() != slope.data_ptr():
+            slope.copy_(held)
 
 
 def _inner(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from plait.errors import UsageError
 from plait.problem.base import Weights
 from plait.problem.objective import Objective
 from plait.problem.probes import representations
-from plait.problem.totals import Totals, Work
+from plait.problem.totals import Totals, Work, zeros_like
 from plait.tensors import Tensor
 
 Choice = Iterable[str] | Mapping[str, float] | None
@@ -79,16 +79,15 @@ class Problem(Mapping[str, Objective]):
     def loss_and_gradient(
         self, weights: Weights, tasks: Choice = None, names: Iterable[str] | None = None
     ) -> tuple[float, dict[str, Tensor]]:
-        """`loss` and its gradient by tensor name, summed over tasks in fp64. names: see
-        `Objective.loss_and_gradient`."""
+        """`loss` and its gradient by tensor name. names: see `Objective.loss_and_gradient`."""
+        shares = self._shares(tasks)
         chosen = None if names is None else tuple(names)
+        one = self[next(iter(shares))]
+        slopes = zeros_like({name: weights[name] for name in one.chosen(weights, chosen)})
         total = 0.0
-        totals = _Weighted()
-        for task, share in self._shares(tasks).items():
-            loss, gradient = self[task].loss_and_gradient(weights, chosen)
-            total += share * loss
-            totals.take(share, gradient)
-        return total, totals.sums(weights)
+        for task, share in shares.items():
+            total += share * self[task].add_gradient(weights, slopes, share)
+        return total, slopes
 
     def hvp(self, weights: Weights, vector: Weights, tasks: Choice = None) -> dict[str, Tensor]:
         """The Hessian of `loss` times `vector`; see `Objective.hvp`."""

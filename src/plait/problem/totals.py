@@ -69,3 +69,15 @@ class Totals:
             else:
                 made[name] = (total / count).to(device=weight.device, dtype=dtype)
         return made
+
+
+def zeros_like(weights: Weights) -> dict[str, Tensor]:
+    """Zeros in the shapes and on the devices of `weights`, fp64 where these are, else fp32. A derivative can be added
+    to them whatever mode of torch the caller is in."""
+
+    def zeros(weight: Tensor) -> Tensor:
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
+
+    with torch.inference_mode(False):
+        return {name: zeros(weight) for name, weight in weights.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.errors import PlaitError, UsageError
 from plait.methods.ode.flat import Layout
-from plait.tensors import Tensor, torch
+from plait.tensors import Tensor
 
 
 def calibrate(problem: Any, count: int, which: str, samples: int, seed: int) -> Any:
@@ -43,22 +43,17 @@ class Calibration:
     def gradient(self, at: Tensor, into: Tensor, where: str) -> dict[str, float]:
         """The loss of each task; the gradient of their mean is written into `into`."""
         losses = {}
-        share = 1 / len(self.tasks)
-        for number, (task, objective) in enumerate(self.problem.items()):
-            losses[task], slopes = objective.loss_and_gradient(self.layout.views(at))
-            _finite(task, losses[task], where)
-            for name, view in self.layout.views(into).items():
-                if number == 0:
-                    torch.mul(slopes[name], share, out=view)
-                else:
-                    view.add_(slopes[name], alpha=share)
+        weights, slopes = self.layout.views(at), self.layout.views(into.zero_())
+        for task, objective in self.problem.items():
+            losses[task] = _finite(task, objective.add_gradient(weights, slopes, 1 / len(self.tasks)), where)
         return losses
 
     def each(self, at: Tensor, where: str) -> Iterator[tuple[str, float, Tensor]]:
         """Task by task: its loss, and its gradient in a new buffer."""
         for task, objective in self.problem.items():
-            loss, slopes = objective.loss_and_gradient(self.layout.views(at))
-            yield task, _finite(task, loss, where), self.layout.flat(slopes)
+            found = self.layout.empty().zero_()
+            loss = objective.add_gradient(self.layout.views(at), self.layout.views(found))
+            yield task, _finite(task, loss, where), found
 
 
 def mean(losses: Mapping[str, float]) -> float:
