@@ -107,6 +107,7 @@ class FakeLine:
             "method": "average",
             "options": {"sparsify": None},
             "retention": "vectors",
+            "descent": "any",
             "seed": 0,
             "private": ["classifier.*"],
             "members": [dict(m) for m in self.members],

@@ -131,7 +131,18 @@ def test_the_other_changes_pass_their_words_on(plait: Plait, line: Path) -> None
 def test_init_passes_options_by_flag_and_by_set(plait: Plait, line: Path) -> None:
     words = "--base b --method task_arithmetic --scale 0.7 --set sparsify=dare --set sparsify.density=0.25"
     done = plait(
-        "init", line / "new", *words.split(), "--private", "h.*", "--seed", "3", "--keep", "4", "--json"
+        "init",
+        line / "new",
+        *words.split(),
+        "--private",
+        "h.*",
+        "--seed",
+        "3",
+        "--keep",
+        "4",
+        "--descent",
+        "last",
+        "--json",
     )
     assert done.code == 0, done.err
     _, places, named = last()
@@ -139,7 +150,7 @@ def test_init_passes_options_by_flag_and_by_set(plait: Plait, line: Path) -> Non
     assert named["scale"] == 0.7
     assert named["sparsify"] == {"name": "dare", "density": 0.25}
     assert (named["private"], named["seed"], named["keep"], named["snapshots"]) == (["h.*"], 3, 4, 0)
-    assert (named["retention"], named["allow_pickle"]) == ("vectors", False)
+    assert (named["retention"], named["allow_pickle"], named["descent"]) == ("vectors", False, "last")
     assert list(done.json) == ["command", *SCHEMA["init"]]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from plait import Line
 from plait.cli import main
 from plait.training import Recipe
 
@@ -53,6 +55,31 @@ def test_the_example(
     assert keys == list(record)
     (row,) = re.findall(r"^\| `recipe` \| (.*) \|$", TEXT, re.M)
     assert row.split(", ") == [field.name for field in fields(Recipe)]
+
+
+def test_a_loop_of_your_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run of two tasks; a second run finds nothing to do."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for kind, name, text in re.findall(r"```(python|yaml) file=(\S+)\n(.*?)```", TEXT, re.DOTALL):
+        assert name.endswith({"python": ".py", "yaml": ".yaml"}[kind])
+        Path(name).write_text(text, encoding="utf-8")
+    steps = dict(re.findall(r"```python step=(\S+)\n(.*?)```", TEXT, re.DOTALL))
+    assert len([row for row in steps["loop"].splitlines() if row]) <= 12
+    space: dict[str, object] = {}
+    exec(steps["make"], space)
+    exec(steps["loop"], space)
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in rows] == ["first", "second"]
+    assert all(float(loss) < 0.7 for _, loss in rows)
+    line = Line.open("steps")
+    assert [m.task for m in line.members] == ["first", "second"]
+    assert line.members[1].descends == {"version": line.log()[1]["version"], "tasks": ["first"]}
+    exec(steps["loop"], space)
+    assert capsys.readouterr().out == ""
+    del sys.modules["nets"]
 
 
 def _out(capsys: pytest.CaptureFixture[str], *words: str) -> str:

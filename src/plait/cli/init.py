@@ -75,6 +75,12 @@ def _arguments(parser: Parser) -> None:
         help="for folds: keep the state after every N members too, so that a removal is faster; 0 by default",
     )
     parser.add_argument(
+        "--descent",
+        choices=("any", "last"),
+        default="any",
+        help="what an expert must have been trained from: anything (default), or the line's last model",
+    )
+    parser.add_argument(
         "--allow-nonfinite",
         action="store_true",
         help="take a base with NaN or infinity; these elements stay as they are",
@@ -146,6 +152,7 @@ def _init(args: Namespace) -> Answer:
         seed=seed,
         keep=args.keep,
         snapshots=args.snapshots,
+        descent=args.descent,
         allow_nonfinite=args.allow_nonfinite,
         allow_pickle=args.allow_pickle,
         network=args.network,

@@ -21,6 +21,7 @@ def _status(args: Namespace) -> Answer:
         ("method", f"{state['method']} ({chosen})" if chosen else state["method"]),
         ("unmerge by", state["removal"]),
         ("retention", f"{state['retention']}, seed {state['seed']}"),
+        ("takes", "experts of its last model only" if state["descent"] == "last" else None),
         ("private", ", ".join(map(safe, state["private"]))),
         ("data", _needs(state)),
         ("on disk", ", ".join(f"{kind} {size(n)}" for kind, n in bytes_.items() if n or kind != "data")),

@@ -11,7 +11,7 @@ from plait.errors import RefusedInput, UsageError
 from plait.line import views
 from plait.line.build import Operand, Setting, operand, write_json
 from plait.line.data import Need, Tasks, collect, find_task, need_of, stored_task, why
-from plait.line.descent import descent_of
+from plait.line.descent import check_last, descent_of
 from plait.line.member import Allow, Arrival, Member, private_refs, receive
 from plait.store import Store
 
@@ -45,6 +45,8 @@ def arrive(
         need = need_of(setting.method)
         if need is not None:
             _check_tasks(setting, need, handed, old)
+        if old is None:
+            check_last(store, handed.checkpoint or "", handed.descends_from)
         descends, notes = descent_of(store, handed.checkpoint or "", handed.descends_from)
         arrival = _received(setting, handed, work / "member.safetensors", _untouched(store))
     except RefusedInput:

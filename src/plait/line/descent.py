@@ -1,6 +1,7 @@
-"""What a checkpoint was trained from, as `plait finetune` leaves it beside the weights.
+"""What a checkpoint was trained from, as `plait finetune` and `plait.training` leave it beside the weights.
 
-The file is data of whoever made the checkpoint: it can add tasks to what a receipt warns of, and nothing else.
+The file is data of whoever made the checkpoint: it can add tasks to what a receipt warns of, and a line that takes
+only experts of its last model goes by it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import Any
 
 from plait.checkpoint.header import read_small
 from plait.checkpoint.sidecars import TRAINING
-from plait.errors import FormatError
+from plait.errors import FormatError, RefusedInput
 from plait.line import views
 from plait.store import Store
 from plait.store.objects import is_digest
 from plait.types import is_task_name
 
 FORMAT = 1
+DESCENTS = ("any", "last")
+"""What a line asks of an expert that comes in: nothing, or that it was trained from the line's last model."""
+
 _LIMIT = 10_000_000
 
 
@@ -86,3 +90,27 @@ def descent_of(
     listed = ", ".join(sorted(tasks))
     note = f"{TRAINING} says that it was trained from {record.start[:12]}, which holds {listed}: recorded as descent"
     return {"version": record.start, "tasks": sorted(tasks)}, (note,)
+
+
+def check_last(store: Store, checkpoint: str | Path, given: str | None) -> None:
+    """RefusedInput where the line takes only what was trained from its last model, and this was not, or does not say
+    so. The first expert of a line may come from anywhere: its last model is the base.
+
+    given: a version of the line, as the user tells it, in place of the checkpoint's own record.
+    """
+    head = views.last(store)
+    if store.settings.get("descent", "any") != "last" or not head["members"]:
+        return
+    if given is not None:
+        start: str | None = views.find(store, given)["version"]
+    else:
+        record = read_record(checkpoint)
+        start = None if record is None else record.start
+    if start != head["version"]:
+        found = (
+            "has no record of what it was trained from" if start is None else f"was trained from {start[:12]}"
+        )
+        raise RefusedInput(
+            f"{checkpoint}: {found}, and this line takes only experts of its last model, {head['version'][:12]}; "
+            "train from that one (plait finetune --from, or plait.training.MergeEachTask), or say so with --from"
+        )

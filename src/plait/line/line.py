@@ -27,6 +27,7 @@ from plait.line.build import (
 )
 from plait.line.commit import commit
 from plait.line.data import Tasks, check_retention
+from plait.line.descent import DESCENTS
 from plait.line.exporting import export
 from plait.line.member import Allow, Member, check_task, patterns, task_of
 from plait.line.opening import chosen_compute, driving, open_setting, publish_base, seeded
@@ -69,6 +70,7 @@ class Line:
         keep: int = 2,
         snapshots: int = 0,
         allow_nonfinite: bool = False,
+        descent: Literal["any", "last"] = "any",
         allow_pickle: bool = False,
         network: str | None = None,
         device: str | None = None,
@@ -85,6 +87,8 @@ class Line:
         keep: versions on disk, the current one among them. snapshots: for folds, keep the state after every
         so many members (0: only the last), which bounds how far a removal has to fold again.
         allow_nonfinite: take a base with NaN or infinity; these elements stay as they are in every version.
+        descent: "last": an expert that comes in must have been trained from the line's last model, as methods assume
+        that keep two models only. Its own record tells, or the user (see `merge`).
         network, device, dtype: for methods that look at data. Which network runs (python:module:function; None for
         what the base's config.json describes), where, and in what it computes; cpu and float32 by default.
         Raises UsageError or RefusedInput; nothing is left behind then.
@@ -99,6 +103,8 @@ class Line:
                 "use vectors, or none if nothing will ever be removed"
             )
         check_retention(chosen, retention)
+        if descent not in DESCENTS:
+            raise UsageError(f"descent is {descent!r}, expected {' or '.join(DESCENTS)}")
         check_kept(chosen, retention, snapshots)
         compute = chosen_compute(chosen, network, device, dtype)
         for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
@@ -118,6 +124,7 @@ class Line:
             "snapshots": snapshots,
             **compute,
             "state_bytes": 0
+            **({} if descent == "any" else {"descent": descent}),
             if keeps_no_state(chosen)
             else size_of(chosen, mergeable(checkpoint, patterns(private))),
         }

@@ -47,6 +47,7 @@ def status(store: Store) -> dict[str, Any]:
         "method": settings["method"],
         "options": settings["options"],
         "retention": settings["retention"],
+        "descent": settings.get("descent", "any"),
         "seed": settings["seed"],
         "private": settings["private"],
         "members": [_member(m) for m in head["members"]],

@@ -50,6 +50,11 @@ def _library() -> Any:
     return transformers
 
 
+def callback_class() -> Any:
+    """The class of callbacks of transformers' `Trainer`. PlaitError where transformers is not installed."""
+    return _library().TrainerCallback
+
+
 @dataclass(frozen=True)
 class _Opening:
     """Makes the network of one folder."""

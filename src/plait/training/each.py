@@ -1,0 +1,62 @@
+"""A continual run in an ordinary loop: train on a task, merge, go on from the merged model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.training.handing import Module, Turn, hand_out, take_back
+
+if TYPE_CHECKING:
+    from plait.line import Line
+
+
+class MergeEachTask:
+    """Tasks one after the other: each gets the line's model as it is then, and what was trained is merged into the
+    line when the loop asks for the next.
+
+        for turn in MergeEachTask("line", "tasks.yaml", module):
+            train(module, turn.task)
+
+    Tasks that are members already are passed over, so that a run that ended goes on where it was. The task at hand is
+    not merged where the loop is left by `break` or an error. Every expert says what it was trained from: the line
+    knows the descent, and one with descent "last" takes nothing else.
+
+    line: a line, or its folder; of any method. tasks: a tasks.yaml, or tasks by name, in the order in which they
+    come; names alone will do where the method looks at no data. module: a torch module with the tensors of the line's
+    base, and possibly private ones; it is filled with the model at each turn, in place. None: see `Turn.weights`.
+    words: of `Line.merge`, the same for all tasks, such as `private`.
+    """
+
+    def __init__(
+        self,
+        line: str | Path | Line,
+        tasks: str | Path | Mapping[str, Any] | Sequence[str],
+        module: Module = None,
+        **words: Any,
+    ) -> None:
+        """RefusedInput where there is no line, or where the tasks.yaml makes no sense."""
+        from plait.line import Line
+
+        self.line = line if isinstance(line, Line) else Line.open(line)
+        if isinstance(tasks, (str, PathLike)):
+            from plait.problem.task import load_tasks
+
+            tasks = load_tasks(tasks)
+        self.names = tuple(tasks)
+        self.tasks = tasks if isinstance(tasks, Mapping) else None
+        self.module = module
+        self.words = words
+        self.merged: dict[str, dict[str, Any]] = {}
+        """What `Line.merge` returned, by task."""
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Errors: those of `handing.hand_out` before a task is trained, those of `Line.merge` after."""
+        for name in self.names:
+            if any(member.task == name for member in self.line.members):
+                continue
+            turn = hand_out(self.line, name, self.tasks, self.module)
+            yield turn
+            self.merged[name] = take_back(self.line, turn, self.tasks, **self.words)
