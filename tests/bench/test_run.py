@@ -186,6 +186,10 @@ def test_streams_of_methods_that_look_at_data(place: Path, tmp_path: Path) -> No
     assert bench_at(out, place, looking, "42") == 0
     found = results.read(out)
     assert {cell["figures"]["backward"] is None for cell in found["cells"]} == {False}
+    path = results.cell_of(found, "ode_m h=0.5 samples=12", 42)
+    assert path is not None
+    assert [round(step["t_end"], 2) for step in path["known"]] == [1.0, 0.5, 0.33]
+    assert [len(step.get("gamma", ())) for step in path["known"]] == [0, 1, 1]
     assert bench_at(tmp_path / "last.json", place, "regmean", "42", "--last") == 0
     alone = results.cell_of(results.read(tmp_path / "last.json"), "regmean", 42, last=True)
     stream = results.cell_of(found, "regmean", 42)
@@ -259,3 +263,51 @@ def bench_at(out: Path, place: Path, methods: str, orders: str, *more: str) -> i
         *more,
     ]
     return main(["bench", "run", "tiny", "--out", str(out), "--quiet", *words])
+
+
+@pytest.mark.slow
+def test_streams_side_by_side_give_the_same(place: Path, tmp_path: Path) -> None:
+    whole = results.read(place / "r.json")
+    words = ["--cache", str(place / "cache"), "--budget", "2", "--quiet", "--streams", "3"]
+    out = tmp_path / "r.json"
+    asked = ["bench", "run", "tiny", "--methods", ",".join(METHODS), "--orders", "42-43", "--out", str(out)]
+    assert main([*asked, *words]) == 0
+
+    def of(found: dict[str, Any]) -> dict[Any, Any]:
+        return {(c["method"], c["seed"]): figures(c) for c in found["cells"]}
+
+    assert of(results.read(out)) == of(whole)
+
+
+@pytest.mark.slow
+def test_weights_of_tasks(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.json"
+    asked = [
+        "bench",
+        "run",
+        "tiny",
+        "--methods",
+        "average,task_arithmetic",
+        "--orders",
+        "42",
+        "--out",
+        str(out),
+    ]
+    words = [*asked, "--cache", str(place / "cache"), "--budget", "2", "--weights", "zipf"]
+    assert main([*words, "--last", "--quiet"]) == 0
+    once = results.read(out)
+    assert main(words) == 0
+    found = results.read(out)
+    shares = {task: 1 / number for number, task in enumerate(find("tiny").tasks, 1)}
+    assert found["setting"]["weights"] == shares
+    for early, cell in zip(once["cells"], found["cells"], strict=True):
+        assert early["versions"][-1] == cell["versions"][-1], "a line and a merge at once give other bytes"
+        ends = dict(zip(cell["order"], cell["values"][-1], strict=True))
+        wanted = sum(shares[t] * ends[t] for t in ends) / sum(shares.values())
+        assert cell["figures"]["weighted"] == pytest.approx(wanted)
+    equal = results.read(place / "r.json")
+    held = {c["versions"][-1] for c in equal["cells"]}
+    assert not held & {c["versions"][-1] for c in found["cells"]}, "weights changed nothing"
+    assert "ACC_w" in capsys.readouterr().out
+    with pytest.raises(RefusedInput, match="weights"):
+        results.go_on(out, {key: equal[key] for key in results.SAME})

@@ -29,8 +29,9 @@ def merge_and_measure(
     name: str,
     options: Mapping[str, Any],
     split: Split,
+    weights: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Merge the experts in this order and measure the model on all tasks.
+    """Merge the experts in this order, with their weights, and measure the model on all tasks.
 
     A method that fits numbers sees validation examples of the tasks, one that computes statistics of them training
     examples (validation examples where the experts are given). Returns `scores` by task, `version` (the model's
@@ -58,7 +59,9 @@ def merge_and_measure(
         sides = [compute(setup, task, experts[task], name, _frozen(options)) for task in order]
     fit = fit_of_method(method)
     renew = None if fit is None else renewing(fit)
-    merged = apply(method, start, list(free.values()), problem=problem, renew=renew, sides=sides, told=told)
+    merged = apply(
+        method, start, list(free.values()), weights, problem=problem, renew=renew, sides=sides, told=told
+    )
     seconds, cpu = time.perf_counter() - began, time.process_time() - busy
     whole = {**base, **merged}
     scores: dict[str, Score] = {task: score_of(world, whole, task, split) for task in order}

@@ -25,17 +25,21 @@ def measure_stream(
     pool: Pool,
     work: Path,
     looks: bool = False,
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Merge the experts in this order; each model is measured on the tasks that are in it while the next is merged.
 
-    rows: the accuracies of the base and of the experts. looks: the method looks at data of the tasks. Returns the
-    cell of the results, without seed and run.
+    rows: the accuracies of the base and of the experts. looks: the method looks at data of the tasks. weights: by
+    task, where they are not all 1. Returns the cell of the results, without seed and run.
     """
+    work.mkdir(parents=True, exist_ok=True)
     folder = work / "line"
     steps: list[Merged] = []
     jobs: list[list[Future[Score]]] = []
     setup = pool.setup if looks else None
-    for merged in stream(folder, stock.base, name, options, stock.experts, order, stock.private, setup):
+    for merged in stream(
+        folder, stock.base, name, options, stock.experts, order, stock.private, setup, weights
+    ):
         steps.append(merged)
         model, version = Model(merged.folder), merged.version
         jobs.append([pool.score(model, version, task, "test") for task in order[: len(steps)]])
@@ -55,12 +59,17 @@ def measure_stream(
         "cpu": [round(step.cpu, 3) for step in steps],
         "memory": [step.memory for step in steps],
         "bytes": {"members": [s.members for s in steps], "state": [s.state for s in steps]},
-        "figures": results.figures(order, values, rows),
+        "figures": results.figures(order, values, rows, weights),
+        **({"known": [step.told for step in steps]} if any(step.told for step in steps) else {}),
     }
 
 
 def last_cell(
-    name: str, order: Sequence[str], rows: Mapping[str, Any], found: Mapping[str, Any]
+    name: str,
+    order: Sequence[str],
+    rows: Mapping[str, Any],
+    found: Mapping[str, Any],
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The cell of a model of all tasks that was merged at once; nothing is known of the models before it.
 
@@ -88,7 +97,7 @@ def last_cell(
         "cpu": [round(found["cpu"], 3)],
         "memory": [None],
         "bytes": None,
-        "figures": results.last_figures(values[-1], order, rows),
+        "figures": results.last_figures(values[-1], order, rows, weights),
         **more,
     }
 

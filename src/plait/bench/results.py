@@ -168,7 +168,12 @@ def cell_of(found: Mapping[str, Any], method: str, seed: int, *, last: bool = Fa
     return next((c for c in cells if last or not c.get("last")), None)
 
 
-def last_figures(final: Sequence[float], order: Sequence[str], rows: Mapping[str, Any]) -> dict[str, Any]:
+def last_figures(
+    final: Sequence[float],
+    order: Sequence[str],
+    rows: Mapping[str, Any],
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
     """The figures that the last model alone has; None for the others."""
     from plait.evaluation import metrics
 
@@ -178,14 +183,19 @@ def last_figures(final: Sequence[float], order: Sequence[str], rows: Mapping[str
         "normalised": metrics.normalised_accuracy(final, experts),
         "base": metrics.accuracy(base),
         "experts": metrics.accuracy(experts),
+        **_weighted(final, order, weights),
         **dict.fromkeys(("backward", "backward_over_t", "forgetting", "plasticity_gap")),
     }
 
 
 def figures(
-    order: Sequence[str], values: Sequence[Sequence[float | None]], rows: Mapping[str, Any]
+    order: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    rows: Mapping[str, Any],
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """All figures of one stream. order: tasks as they arrived; values[k][i]: accuracy on the i-th after merge k."""
+    """All figures of one stream. order: tasks as they arrived; values[k][i]: accuracy on the i-th after merge k.
+    weights: by task, where the accuracy weighted by them is to be told too."""
     from plait.evaluation import metrics
 
     base, experts = ([rows[who][task]["value"] for task in order] for who in ("base", "experts"))
@@ -195,8 +205,19 @@ def figures(
         "normalised": metrics.normalised_accuracy(final, experts),
         "base": metrics.accuracy(base),
         "experts": metrics.accuracy(experts),
+        **_weighted(final, order, weights),
         "backward": metrics.backward_transfer(values),
         "backward_over_t": metrics.backward_transfer(values, divisor="T"),
         "forgetting": metrics.forgetting(values),
         "plasticity_gap": metrics.plasticity_gap(values, experts),
     }
+
+
+def _weighted(
+    final: Sequence[float | None], order: Sequence[str], weights: Mapping[str, float] | None
+) -> dict[str, Any]:
+    from plait.evaluation import metrics
+
+    if weights is None:
+        return {}
+    return {"weighted": metrics.weighted_accuracy(final, [weights[task] for task in order])}

@@ -6,8 +6,10 @@ What is finished is in the file of results before the next is begun.
 from __future__ import annotations
 
 import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +40,8 @@ class Asked:
 
     methods: as `specs.parse` takes them. out: the file of results. cache: a folder for experts and for work. test:
     test examples of a task at most; None for as many as the suite says. workers: processes. last: measure only the
-    model of all tasks, merged at once, not those on the way.
+    model of all tasks, merged at once, not those on the way. streams: how many are run side by side. weights: what
+    the tasks weigh, a key of WEIGHTS.
     """
 
     suite: str
@@ -52,6 +55,20 @@ class Asked:
     workers: int = 2
     device: str = "cpu"
     last: bool = False
+    streams: int = 1
+    weights: str = "equal"
+
+
+def zipf(tasks: Sequence[str]) -> dict[str, float]:
+    """1, 1/2, 1/3, ... in the suite's own order: few tasks matter much, many a little (Zipf's law)."""
+    return {task: 1 / number for number, task in enumerate(tasks, 1)}
+
+
+WEIGHTS: Mapping[str, Callable[[Sequence[str]], dict[str, float] | None]] = {
+    "equal": lambda tasks: None,
+    "zipf": zipf,
+}
+"""What the tasks of a suite weigh; None: 1 each."""
 
 
 def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
@@ -101,6 +118,12 @@ class Run:
     say: Say
     stock: Stock = field(init=False)
     found: dict[str, Any] = field(init=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """What the tasks weigh; None: 1 each."""
+        return WEIGHTS[self.asked.weights](self.suite.tasks)
 
     def all(self) -> dict[str, Any]:
         self._begin()
@@ -108,15 +131,25 @@ class Run:
         if self.asked.last:
             return self._all_at_once()
         pairs = [(method, seed) for seed in self.asked.seeds for method in self.specs]
-        for number, (method, seed) in enumerate(pairs, 1):
-            if results.cell_of(self.found, method, seed) is None:
-                began = time.monotonic()
-                acc = self._cell(method, seed)["figures"]["acc"]
-                seconds = time.monotonic() - began
-                self.say(
-                    f"{method}, order {seed}: ACC {100 * acc:.1f} %, {seconds:.0f} s, {number} of {len(pairs)}"
-                )
+        missing = [pair for pair in pairs if results.cell_of(self.found, *pair) is None]
+        with ThreadPoolExecutor(self.asked.streams) as side_by_side:
+            jobs = [side_by_side.submit(self._stream, *pair) for pair in missing]
+            try:
+                for job in as_completed(jobs):
+                    job.result()
+            except BaseException:
+                side_by_side.shutdown(wait=False, cancel_futures=True)
+                raise
         return self.found
+
+    def _stream(self, label: str, seed: int) -> None:
+        began = time.monotonic()
+        acc = self._cell(label, seed)["figures"]["acc"]
+        done = len([c for c in self.found["cells"] if c["method"] in self.specs and not c.get("last")])
+        many = len(self.specs) * len(self.asked.seeds)
+        self.say(
+            f"{label}, order {seed}: ACC {100 * acc:.1f} %, {time.monotonic() - began:.0f} s, {done} of {many}"
+        )
 
     def _begin(self) -> None:
         """Look at data, base and experts, train those that are missing, and take up the file of results."""
@@ -160,6 +193,7 @@ class Run:
             "budget": self.asked.budget,
             "batch": BATCH,
             "device": self.asked.device,
+            "weights": self.weights,
             "level": results.LEVEL,
         }
 
@@ -184,24 +218,31 @@ class Run:
     def _told(self, label: str) -> dict[str, Any]:
         """What the results say of a method; its options are chosen, unless that was done."""
         told: dict[str, Any] = self.found["methods"]
-        if label not in told:
-            told[label] = tune(self.specs[label], self.stock, self.asked.budget, self.pool, self.work)
-            self._save()
-        found: dict[str, Any] = told[label]
-        return found
+        with self._lock:
+            if label not in told:
+                told[label] = tune(
+                    self.specs[label], self.stock, self.asked.budget, self.pool, self.work, self.weights
+                )
+                self._save()
+            found: dict[str, Any] = told[label]
+            return found
 
     def _cell(self, label: str, seed: int) -> dict[str, Any]:
         """Run one stream. It is in the file afterwards."""
         options = self._told(label)["options"]
         order, rows, spec = self.suite.order(seed), self.found["rows"], self.specs[label]
-        cell = measure_stream(spec.name, options, self.stock, order, rows, self.pool, self.work, spec.looks)
+        work = self.work / f"{list(self.specs).index(label)}-{seed}"
+        cell = measure_stream(
+            spec.name, options, self.stock, order, rows, self.pool, work, spec.looks, self.weights
+        )
         return self._keep(seed, {**cell, "method": label})
 
     def _keep(self, seed: int, cell: dict[str, Any]) -> dict[str, Any]:
         """Put a cell into the file, in the place of one that says less."""
-        held = [c for c in self.found["cells"] if (c["method"], c["seed"]) != (cell["method"], seed)]
-        self.found["cells"] = [*held, {"seed": seed, "run": len(self.found["runs"]) - 1, **cell}]
-        self._save()
+        with self._lock:
+            held = [c for c in self.found["cells"] if (c["method"], c["seed"]) != (cell["method"], seed)]
+            self.found["cells"] = [*held, {"seed": seed, "run": len(self.found["runs"]) - 1, **cell}]
+            self._save()
         return cell
 
     def _all_at_once(self) -> dict[str, Any]:
@@ -225,10 +266,11 @@ class Run:
                 self.specs[label].name,
                 self._told(label)["options"],
                 "test",
+                self.weights,
             )
         for number, (label, seed) in enumerate(pairs, 1):
             found = jobs[label, first[label] if label in free else seed].result()
-            cell = last_cell(label, self.suite.order(seed), self.found["rows"], found)
+            cell = last_cell(label, self.suite.order(seed), self.found["rows"], found, self.weights)
             acc = self._keep(seed, cell)["figures"]["acc"]
             self.say(
                 f"{label}, order {seed}: ACC {100 * acc:.1f} %, {found['seconds']:.0f} s, {number} of {len(pairs)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,12 @@ from plait.bench import machine
 from plait.bench.suites import find
 from plait.bench.worker import Setup
 from plait.line import Line
+from plait.methods.base import ModelMethod
+from plait.methods.registry import find as find_method
 from plait.problem.base import Examples, Split, Task
+
+LONG = 32
+"""Numbers of a list beyond which its ends are told alone."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,8 @@ class Merged:
 
     seconds: wall time of the whole verb, checks, hashes and fsync included; cpu: processor seconds of its threads.
     memory: the most that was held meanwhile, in bytes, beside interpreter and libraries; None where that cannot be
-    found out. members, state: bytes that the line keeps of its members and of the method's state.
+    found out. members, state: bytes that the line keeps of its members and of the method's state. told: what a
+    method that sees whole models found on its way, as far as it is short.
     """
 
     task: str
@@ -33,6 +39,7 @@ class Merged:
     memory: int | None
     members: int
     state: int
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 def stream(
@@ -44,11 +51,13 @@ def stream(
     order: Sequence[str],
     private: Sequence[str] = (),
     setup: Setup | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Iterator[Merged]:
     """Merge the experts in this order into a new line in `folder`. All versions stay on disk.
 
-    setup: the suite whose tasks are handed in with the experts, for methods that look at data; None for others. The
-    merges run in a process of their own: what was done before in this one would hide in its memory.
+    weights: by task; 1 where none are given. setup: the suite whose tasks are handed in with the experts, for methods
+    that look at data; None for others. The merges run in a process of their own: what was done before in this one
+    would hide in its memory.
     """
     from plait.bench.pool import executor
 
@@ -56,7 +65,8 @@ def stream(
         words = {"private": tuple(private), "keep": len(order) + 1, **options}
         alone.submit(_create, folder, base, method, words, setup).result()
         for task in order:
-            yield alone.submit(_merge, task, experts[task]).result()
+            weight = 1.0 if weights is None else weights[task]
+            yield alone.submit(_merge, task, experts[task], weight).result()
 
 
 @dataclass
@@ -66,6 +76,7 @@ class _Here:
     line: Line | None = None
     before: int | None = None
     tasks: Mapping[str, Task] | None = None
+    walks: bool = False  # whether the method sees whole models, and tells what it found in each step
 
 
 _HERE = _Here()
@@ -83,6 +94,7 @@ def _create(folder: Path, base: Path, method: str, words: Mapping[str, Any], set
         given = suite.expert is not None
         _HERE.tasks = {t: Handed(task, given) for t, task in suite.load(setup.sources, setup.test).items()}
         runs = {"network": suite.network, "device": setup.device}
+    _HERE.walks = issubclass(find_method(method), ModelMethod)
     _HERE.line = Line.create(folder, base, method, **words, **runs)
 
 
@@ -103,13 +115,27 @@ class Handed:
         return self.task.examples(split)
 
 
-def _merge(task: str, expert: Path) -> Merged:
+def _merge(task: str, expert: Path, weight: float) -> Merged:
     line, before = _HERE.line, _HERE.before
     assert line is not None
     machine.forget_peak()
     began, busy = time.perf_counter(), time.process_time()
-    line.merge(expert, task, tasks=_HERE.tasks)
+    line.merge(expert, task, weight=weight, tasks=_HERE.tasks)
     seconds, cpu, most = time.perf_counter() - began, time.process_time() - busy, machine.peak()
     memory = None if most is None or before is None else max(0, most - before)
     kept = line.status()["bytes"]
-    return Merged(task, line.digest, line.model, seconds, cpu, memory, kept["members"], kept["state"])
+    told = brief(line.show(task)["known"]) if _HERE.walks else {}
+    return Merged(task, line.digest, line.model, seconds, cpu, memory, kept["members"], kept["state"], told)
+
+
+def brief(known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step found, but for long lists and what is told by task: numbers, words, and lists of a few dozen
+    numbers."""
+    plain = (bool, int, float, str, type(None))
+    found: dict[str, Any] = {}
+    for key, value in known.items():
+        if isinstance(value, plain) or key == "work":
+            found[key] = value
+        elif isinstance(value, list) and all(isinstance(v, plain) for v in value):
+            found[key] = value if len(value) <= LONG else {"least": min(value), "most": max(value)}
+    return found

@@ -22,6 +22,19 @@ HEAD = (
 )
 
 
+WEIGHTED = "ACC_w"
+
+
+def head(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the columns of `cells`: HEAD, and ACC_w where the tasks of these rows weigh differently."""
+    more = [WEIGHTED] if any(_is_weighted(row) for row in rows) else []
+    return [*HEAD[:3], *more, *HEAD[3:]]
+
+
+def _is_weighted(row: Mapping[str, Any]) -> bool:
+    return row["figures"]["weighted"]["mean"] is not None
+
+
 def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for each method, best first.
 
@@ -43,7 +56,7 @@ def _cells(found: Mapping[str, Any], method: str) -> list[Mapping[str, Any]]:
 
 
 def _row(name: str, told: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    whole = ("acc", "normalised")
+    whole = ("acc", "weighted", "normalised")
     path = ("backward", "backward_over_t", "plasticity_gap", "forgetting")
     streams = [cell for cell in cells if not cell.get("last")]
     costs = streams or cells
@@ -56,7 +69,7 @@ def _row(name: str, told: Mapping[str, Any], cells: Sequence[Mapping[str, Any]])
         "edge": told["tuning"]["edge"],
         "order": told["order"],
         "figures": {
-            **{key: _spread([cell["figures"][key] for cell in cells]) for key in whole},
+            **{key: _spread([cell["figures"].get(key) for cell in cells]) for key in whole},
             **{key: _spread([cell["figures"][key] for cell in streams]) for key in path},
         },
         "streams": len(streams),
@@ -81,13 +94,14 @@ def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """A row of `summary` in words, under HEAD."""
+    """A row of `summary` in words, under `head`."""
     figures = row["figures"]
     option = f" {row['option']} {row['chosen']:g}{'*' if row['edge'] else ''}" if row["option"] else ""
     return [
         f"{row['method']}{option}",
         str(len(row["seeds"])),
         _percent(figures["acc"], spread=True),
+        *([_percent(figures["weighted"], spread=True)] if _is_weighted(row) else []),
         _percent(figures["normalised"]),
         _percent(figures["backward"], sign="+"),
         _percent(figures["plasticity_gap"], sign="+"),
@@ -155,9 +169,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def markdown(found: Mapping[str, Any]) -> list[str]:
     """Both tables as Markdown, under a heading."""
-    head, rows = by_task(found)
+    tasks, rows = by_task(found)
     setting, machine = found["setting"], found["runs"][-1]["machine"]
-    first = [list(HEAD), *(cells(row) for row in summary(found))]
+    ranked = summary(found)
+    first = [head(ranked), *(cells(row) for row in ranked)]
     return [
         f"## Suite {found['suite']}",
         "",
@@ -165,13 +180,14 @@ def markdown(found: Mapping[str, Any]) -> list[str]:
         f"{setting['budget']} values) was chosen on validation examples; `*` marks an end of the grid. ACC ± "
         "standard deviation over orders; BWT over T-1. *CPU s*: processor seconds a merge, with all checks, on "
         f"{machine['cores']} cores ({machine['processor']}). *Kept*: members and state of the line at the end. "
-        f"*Peak*: memory of a merge beside interpreter and libraries.{_alone(found)}{_cosines(found)}",
+        "*Peak*: memory of a merge beside interpreter and libraries."
+        f"{_alone(found)}{_weights(found)}{_cosines(found)}",
         "",
         *markdown_table(first),
         "",
         "Accuracy of the last model in percent, by task:",
         "",
-        *markdown_table([head, *rows]),
+        *markdown_table([tasks, *rows]),
     ]
 
 
@@ -184,6 +200,14 @@ def _alone(found: Mapping[str, Any]) -> str:
         "forgetting and costs are those of the streams; of methods without a stream *CPU s* is that of the one merge "
         "of all, with statistics or a fit."
     )
+
+
+def _weights(found: Mapping[str, Any]) -> str:
+    weights = found["setting"].get("weights")
+    if not weights:
+        return ""
+    told = ", ".join(f"{task} {weight:.2g}" for task, weight in weights.items())
+    return f" Tasks weigh differently, for every method: {told}; ACC_w is the accuracy weighted by them."
 
 
 def _cosines(found: Mapping[str, Any]) -> str:

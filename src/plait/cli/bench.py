@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _OF_RUN = (
     "methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device", "last",
+    "streams", "weights",
 )  # fmt: skip
-_OF_RUN_ALONE = ("budget", "last")
+_OF_RUN_ALONE = ("budget", "last", "streams", "weights")
 ORDERS = "42-46"
 ORDERS_OF_REMOVAL = "42"
 MOST_ORDERS = 1000
@@ -94,6 +95,17 @@ def _arguments(parser: Parser) -> None:
         action="store_true",
         default=None,
         help="measure only the model of all tasks, merged at once",
+    )
+    parser.add_argument(
+        "--streams",
+        type=positive,
+        metavar="N",
+        help="streams side by side, 1 by default; they share the cores",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("equal", "zipf"),
+        help="what the tasks weigh: equal by default, or 1, 1/2, 1/3, ... in the suite's own order",
     )
 
 
@@ -173,7 +185,11 @@ def _asked(args: Namespace, suite: Suite, methods: tuple[str, ...], orders: str,
         test=args.examples,
         device=args.device or "cpu",
         last=bool(args.last),
-        **{name: getattr(args, name) for name in ("budget", "workers") if getattr(args, name) is not None},
+        **{
+            name: getattr(args, name)
+            for name in ("budget", "workers", "streams", "weights")
+            if getattr(args, name) is not None
+        },
     )
 
 
@@ -198,7 +214,7 @@ def _answer(args: Namespace, path: Path, found: dict[str, Any]) -> Answer:
         return _of_removal(args, path, found)
     rows = tables.summary(found)
     lines = [safe(tables.title(found)), ""]
-    lines += table(tables.HEAD, [tables.cells(row) for row in rows], "  ")
+    lines += table(tables.head(rows), [tables.cells(row) for row in rows], "  ")
     lines += ["", *table(*tables.by_task(found), "  ")]
     if any(row["edge"] for row in rows):
         lines += ["", "  * the best of the values tried is the smallest or the largest of them"]
