@@ -123,8 +123,8 @@ class Line:
             "keep": keep,
             "snapshots": snapshots,
             **compute,
-            "state_bytes": 0
             **({} if descent == "any" else {"descent": descent}),
+            "state_bytes": 0
             if keeps_no_state(chosen)
             else size_of(chosen, mergeable(checkpoint, patterns(private))),
         }
