@@ -47,6 +47,27 @@ def test_a_terminal_gets_one_line_and_a_log_gets_plain_ones(monkeypatch: pytest.
     ]
 
 
+def test_steps_are_told_with_what_they_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("plait.engine.progress.time.monotonic", lambda: now[0])
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        bar = Progress(stream)
+        for done in range(3, 9):  # it goes on after a stop
+            bar.step("cola", done, 8, f"loss {1 / done:.2f}")
+            now[0] += 4
+        bar.step("cola", 1, 2, "loss 9")  # another run of steps
+        bar.end()
+    lines = terminal.getvalue().split("\r\x1b[K")
+    assert lines[1] == "cola  3 of 8 steps  loss 0.33"
+    assert lines[2] == "cola  4 of 8 steps  loss 0.25  16s left"
+    assert lines[6:] == ["cola  8 of 8 steps  loss 0.12  0s left", "cola  1 of 2 steps  loss 9", ""]
+    assert log.getvalue().splitlines() == [
+        "cola  6 of 8 steps  loss 0.17  8s left",
+        "cola  1 of 2 steps  loss 9",
+    ]
+
+
 def test_a_plan_reports_all_its_bytes(tmp_path: Path) -> None:
     import torch
 
@@ -60,6 +81,9 @@ def test_a_plan_reports_all_its_bytes(tmp_path: Path) -> None:
 
         def advance(self, count: int) -> None:
             self.seen += count
+
+        def step(self, label: str, done: int, total: int, words: str) -> None:
+            raise AssertionError("a plan has no steps")
 
         def end(self) -> None:
             self.ended += 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.opening import accounting_words, add_line, deployed, open_line
 from plait.cli.output import Answer, number, one_line, pairs, short
-from plait.cli.parser import GOES_ON, Parser, Verb, finite
-from plait.words import safe
+from plait.cli.parser import GOES_ON, Parser, Verb, finite, shares
+from plait.words import plural, safe
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -72,12 +72,25 @@ def _merge_arguments(parser: Parser) -> None:
     )
     _checkpoint_flags(parser)
     _data_flags(parser)
+    parser.add_argument(
+        "--path-points",
+        metavar="DIR",
+        help="write points of the path that ode_m follows, a checkpoint each, into this new folder",
+    )
+    parser.add_argument(
+        "--path-at",
+        type=shares,
+        metavar="LIST",
+        help="t of these points, such as 0,0.25,0.5; the end of each step by default",
+    )
 
 
 def _merge(args: Namespace) -> Answer:
     line = _open(args)
-    done = line.merge(args.checkpoint, args.task, weight=args.weight, **_checkpoint_words(args))
-    return _changed(line, args, done, "merged {task} (weight {weight})")
+    asked = {"path_points": args.path_points, "path_at": args.path_at}
+    more = {key: value for key, value in asked.items() if value is not None}
+    done = line.merge(args.checkpoint, args.task, weight=args.weight, **_checkpoint_words(args), **more)
+    return _changed(line, args, {"points": None, **done}, "merged {task} (weight {weight})")
 
 
 def _checkpoint_words(args: Namespace) -> dict[str, Any]:
@@ -179,6 +192,7 @@ def _changed(line: Line, args: Namespace, done: Mapping[str, Any], words: str) -
         *deployed(result),
         ("tensors", accounting_words(done.get("accounting"))),
         *_receipt_rows(done.get("receipt")),
+        ("points", _points(args, done.get("points"))),
         ("time", f"{float(done['seconds']):.1f} s" if done.get("seconds") is not None else None),
     ]
     remarks = [*(done.get("notes") or []), *filter(None, [(done.get("receipt") or {}).get("note")])]
@@ -200,6 +214,13 @@ _LABELS = {
 def _receipt_rows(receipt: Mapping[str, Any] | None) -> list[tuple[str, object]]:
     """What a receipt says that the other lines do not; --json has all of it."""
     return [(label, _value((receipt or {}).get(key))) for key, label in _LABELS.items()]
+
+
+def _points(args: Namespace, points: Sequence[Mapping[str, Any]] | None) -> str | None:
+    if not points:
+        return None if points is None else "none: the path has not come so far, or there was none"
+    ends = f"t = {number(points[0]['t'])} to {number(points[-1]['t'])}"
+    return f"{plural(len(points), 'model')}, {ends}, in {safe(args.path_points)}"
 
 
 def _value(value: Any) -> str | None:

@@ -80,6 +80,14 @@ def finite(text: str) -> float:
     return value
 
 
+def shares(text: str) -> tuple[float, ...]:
+    """Numbers from 0 to 1 between commas."""
+    found = tuple(finite(part) for part in text.split(","))
+    if not all(0 <= value <= 1 for value in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 0 to 1 are expected, such as 0,0.25,0.5")
+    return found
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
     return _whole(text, 1)

@@ -22,8 +22,11 @@ class Gauge(Protocol):
     def advance(self, count: int) -> None:
         """`count` more bytes are through."""
 
+    def step(self, label: str, done: int, total: int, words: str) -> None:
+        """`done` of `total` steps are made; words: how it goes. In the place of `begin` and `advance`."""
+
     def end(self) -> None:
-        """The pass is over, or was given up."""
+        """The pass or the steps are over, or were given up."""
 
 
 class Silent:
@@ -35,12 +38,15 @@ class Silent:
     def advance(self, count: int) -> None:
         pass
 
+    def step(self, label: str, done: int, total: int, words: str) -> None:
+        pass
+
     def end(self) -> None:
         pass
 
 
 class Progress:
-    """Bytes, speed and time left, on `stream`. On a terminal one line is drawn again and again and wiped at
+    """Bytes or steps, speed and time left, on `stream`. On a terminal one line is drawn again and again and wiped at
     the end; elsewhere a plain line comes every ten seconds, so that short merges say nothing in a log."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -48,6 +54,8 @@ class Progress:
         self._terminal = self._stream.isatty()
         self._label, self._total, self._count = "", 0, 0
         self._start = self._last = 0.0
+        self._first: int | None = None
+        self._drawn = False
 
     def begin(self, label: str, total: int) -> None:
         self._label, self._total, self._count = label, total, 0
@@ -56,20 +64,37 @@ class Progress:
     def advance(self, count: int) -> None:
         self._count += count
         now = time.monotonic()
+        if self._is_time(now):
+            self._show(self.text(now - self._start))
+
+    def step(self, label: str, done: int, total: int, words: str) -> None:
+        now = time.monotonic()
+        if self._first is None:  # a step can take long: a terminal is told of the first at once
+            self._last = now - (EVERY if self._terminal else 0.0)
+        if self._first is None or done < self._count:
+            self._first, self._start = done, now  # how long it took is not known
+        self._count = done
+        if self._is_time(now):
+            made = done - self._first
+            left = f"  {clock((now - self._start) / made * (total - done))} left" if made else ""
+            self._show(f"{label}  {done} of {total} steps  {words}{left}")
+
+    def _is_time(self, now: float) -> bool:
         if now - self._last < (EVERY if self._terminal else LINE_EVERY):
-            return
+            return False
         self._last = now
-        text = self.text(now - self._start)
-        if self._terminal:
-            self._stream.write(f"\r\x1b[K{text}")
-        else:
-            self._stream.write(f"{text}\n")
+        return True
+
+    def _show(self, text: str) -> None:
+        self._stream.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
         self._stream.flush()
+        self._drawn = True
 
     def end(self) -> None:
-        if self._terminal and self._last > self._start:
+        if self._terminal and self._drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+        self._first, self._drawn = None, False
 
     def text(self, seconds: float) -> str:
         """The line after `seconds` of work."""

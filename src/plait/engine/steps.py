@@ -16,6 +16,7 @@ from plait.methods.base import Known
 
 STATE = "state.safetensors"
 _NOTE = "steps.json"
+_INSIDE = "inside.json"
 
 
 class Steps:
@@ -33,43 +34,82 @@ class Steps:
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self.folder: Path | None = None
         self.known: dict[str, Known] = {}
-        self._load()
+        found = _read(root / _NOTE, self.fingerprint)
+        if found is not None:
+            self.folder, self.known = found[0], dict(found[1])
 
     def place(self, count: int) -> Path:
         """Where the state after so many steps goes."""
         return self.root / f"step-{count}"
 
     def keep(self, folder: Path, known: Mapping[str, Known]) -> None:
-        """Note that the state after the steps of `known` lies whole in `folder`; the one before is removed."""
-        size = os.stat(folder / STATE).st_size
-        note = {
-            "plan": self.fingerprint,
-            "folder": str(folder),
-            "size": size,
-            "crc": _checksum(folder, size),
-            "known": list(known.items()),
-        }
-        fresh = self.root / f"{_NOTE}.new"
-        with fresh.open("w", encoding="utf-8") as handle:
-            json.dump(note, handle)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(fresh, self.root / _NOTE)
-        fsync_folder(self.root)
-        for old in self.root.glob("step-*"):
+        """Note that the state after the steps of `known` lies whole in `folder`; what was noted before is removed."""
+        _write(self.root / _NOTE, self.fingerprint, folder, list(known.items()))
+        (self.root / _INSIDE).unlink(missing_ok=True)
+        for old in (*self.root.glob("step-*"), *self.root.glob("inside-*")):
             if old != folder:
                 shutil.rmtree(old)
 
-    def _load(self) -> None:
-        try:
-            note = json.loads((self.root / _NOTE).read_text(encoding="utf-8"))
-            folder = Path(note["folder"])
-            same = note["plan"] == self.fingerprint and os.stat(folder / STATE).st_size == note["size"]
-            whole = same and _checksum(folder, note["size"]) == note["crc"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-        if whole:
-            self.folder, self.known = folder, dict(note["known"])
+    def inside(self, task: str, done: int) -> Inside:
+        """How far the step has come that takes `task` in, after `done` whole steps."""
+        return Inside(self.root, f"{self.fingerprint} {done} {task}")
+
+
+class Inside:
+    """How far one step has come.
+
+    found: where the tensors lie that an interrupted run of the same step kept last, and its note; None where there
+    is nothing, or not all of it.
+    """
+
+    def __init__(self, root: Path, fingerprint: str) -> None:
+        self.root, self.fingerprint = root, fingerprint
+        self.found: tuple[Path, Known] | None = _read(root / _INSIDE, fingerprint)
+        held = self.found[0] if self.found is not None else None
+        self._next = 1 if held == root / "inside-0" else 0
+
+    def place(self) -> Path:
+        """Where the next tensors go: an empty place that is not that of the last."""
+        folder = self.root / f"inside-{self._next}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
+    def keep(self, folder: Path, note: Known) -> None:
+        """Note that the tensors that belong to `note` lie whole in `folder`, the last place."""
+        _write(self.root / _INSIDE, self.fingerprint, folder, note)
+        self._next = 1 - self._next
+        shutil.rmtree(self.root / f"inside-{self._next}", ignore_errors=True)
+
+
+def _write(file: Path, fingerprint: str, folder: Path, known: Any) -> None:
+    """Put a note on the disk, in one step. known: JSON values."""
+    size = os.stat(folder / STATE).st_size
+    note = {
+        "plan": fingerprint,
+        "folder": str(folder),
+        "size": size,
+        "crc": _checksum(folder, size),
+        "known": known,
+    }
+    fresh = file.with_suffix(".new")
+    with fresh.open("w", encoding="utf-8") as handle:
+        json.dump(note, handle)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(fresh, file)
+    fsync_folder(file.parent)
+
+
+def _read(file: Path, fingerprint: str) -> tuple[Path, Any] | None:
+    """The folder and what is known, where the note is of this very plan and the folder's file is whole."""
+    try:
+        note = json.loads(file.read_text(encoding="utf-8"))
+        folder = Path(note["folder"])
+        same = note["plan"] == fingerprint and os.stat(folder / STATE).st_size == note["size"]
+        whole = same and _checksum(folder, note["size"]) == note["crc"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (folder, note["known"]) if whole else None
 
 
 def _checksum(folder: Path, size: int) -> int:

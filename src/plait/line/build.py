@@ -26,6 +26,7 @@ from plait.words import plural
 
 if TYPE_CHECKING:
     from plait.engine import Folded, Incoming, Modelled, Settings, Sums
+    from plait.line.points import Asked
     from plait.methods.base import TensorMethod
     from plait.store import Store
 
@@ -50,6 +51,7 @@ class Setting:
     chunk: int | None = None
     quiet: bool = True
     compute: Compute = field(default_factory=Compute)
+    points: Asked | None = None  # points of a path that are to be written on the way
 
 
 def mergeable(base: Checkpoint, private: Sequence[str]) -> dict[str, TensorRef]:

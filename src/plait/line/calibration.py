@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plait.line.build import Operand, Setting, engine_settings, incoming, mergeable, software
 from plait.line.data import need_of
 from plait.line.member import Member
+from plait.line.points import Points
 from plait.line.problem import Absent, problem_of
 from plait.methods.base import ModelMethod
 from plait.types import TensorRef
@@ -31,7 +32,7 @@ def step(
 ) -> tuple[Modelled, dict[str, Any]]:
     """Let `enter` step into the state; see `engine.run_model`. Returns also what ran, for the ledger.
 
-    An interrupted run of the same goes on after its last whole step, which it finds in `work`.
+    An interrupted run of the same goes on where it was, which it finds in `work`.
     """
     from plait import engine
 
@@ -51,6 +52,7 @@ def step(
         asked: list[Any] = [software(), ran, asdict(setting.compute), method.name, method.options()]
         asked += [[m.task, *m.identity] for m in members]
         asked += [[o.member.task for o in enter], setting.base_digest, state_identity, _sets(problem)]
+        asked += [] if setting.points is None else [setting.points.plain()]
         done = engine.run_model(
             method,
             mergeable(setting.base, setting.private),
@@ -64,6 +66,7 @@ def step(
             progress=engine.Progress() if out and not setting.quiet else None,
             device=setting.compute.device,
             steps=engine.Steps(work / f"steps-{len(members)}", asked),
+            points=None if setting.points is None else Points(setting, setting.points),
         )
     return _counted(done, problem), ran
 

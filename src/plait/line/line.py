@@ -31,6 +31,7 @@ from plait.line.descent import DESCENTS
 from plait.line.exporting import export
 from plait.line.member import Allow, Member, check_task, patterns, task_of
 from plait.line.opening import chosen_compute, driving, open_setting, publish_base, seeded
+from plait.line.points import Asked
 from plait.line.resume import build_or_find
 from plait.methods.base import check_weight
 from plait.methods.registry import make
@@ -69,8 +70,8 @@ class Line:
         seed: int = 0,
         keep: int = 2,
         snapshots: int = 0,
-        allow_nonfinite: bool = False,
         descent: Literal["any", "last"] = "any",
+        allow_nonfinite: bool = False,
         allow_pickle: bool = False,
         network: str | None = None,
         device: str | None = None,
@@ -86,9 +87,9 @@ class Line:
         seed: of random numbers; also of the method's own, where it has an option `seed`.
         keep: versions on disk, the current one among them. snapshots: for folds, keep the state after every
         so many members (0: only the last), which bounds how far a removal has to fold again.
-        allow_nonfinite: take a base with NaN or infinity; these elements stay as they are in every version.
         descent: "last": an expert that comes in must have been trained from the line's last model, as methods assume
         that keep two models only. Its own record tells, or the user (see `merge`).
+        allow_nonfinite: take a base with NaN or infinity; these elements stay as they are in every version.
         network, device, dtype: for methods that look at data. Which network runs (python:module:function; None for
         what the base's config.json describes), where, and in what it computes; cpu and float32 by default.
         Raises UsageError or RefusedInput; nothing is left behind then.
@@ -102,9 +103,9 @@ class Line:
                 f"retention statistics needs an additive method, {method} is a {chosen.facts.family}; "
                 "use vectors, or none if nothing will ever be removed"
             )
-        check_retention(chosen, retention)
         if descent not in DESCENTS:
             raise UsageError(f"descent is {descent!r}, expected {' or '.join(DESCENTS)}")
+        check_retention(chosen, retention)
         check_kept(chosen, retention, snapshots)
         compute = chosen_compute(chosen, network, device, dtype)
         for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
@@ -169,6 +170,8 @@ class Line:
         allow_pickle: bool = False,
         descends_from: str | None = None,
         tasks: Tasks | None = None,
+        path_points: str | Path | None = None,
+        path_at: Sequence[float] | None = None,
     ) -> dict[str, Any]:
         """Merge a fine-tuned checkpoint into the line under the name `task` (the folder's name by default).
 
@@ -179,9 +182,16 @@ class Line:
         this checkpoint still carries it. What `plait finetune` made says so itself.
         tasks: a tasks.yaml, or tasks by name, one of them called `task`; needed by methods that look at data. What
         they need of it is kept in the line.
+        path_points: a folder for points of the path, for methods that follow one (ode_m): a checkpoint like the base
+        for each t of `path_at`, from 0, the model before, to 1, the expert, as far as the path goes; None for the end
+        of each of its steps. The result tells of them under "points".
         """
         task = check_task(task_of(checkpoint) if task is None else task)
         weight = check_weight(weight)
+        if path_at is not None and path_points is None:
+            raise UsageError(
+                "path_at says where points of the path lie, and path_points, their folder, is missing"
+            )
         began = time.monotonic()
         with self.store.lock("merge"):
             members = self.members
@@ -191,6 +201,9 @@ class Line:
                     "change its weight, or another name"
                 )
             setting = self._setting()
+            if path_points is not None:
+                words = (self.digest, task, weight, str(Path(checkpoint).resolve()))
+                setting = replace(setting, points=Asked.of(setting.method, path_points, path_at, words))
             work = self.store.workspace(f"merge-{task}")
             allow = Allow(allow_nonfinite, allow_distant, allow_pickle)
             handed = Handed(checkpoint, task, weight, patterns(private), allow, descends_from, tasks)
@@ -198,7 +211,8 @@ class Line:
             built = build_or_find(setting, [*members, new.member], work, enter=[new], state=self._state())
             told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
             fresh = not members or keeps_no_state(setting.method)
-            return commit(self.store, "merge", task, built, work, began, fresh=fresh, **told)
+            done = commit(self.store, "merge", task, built, work, began, fresh=fresh, **told)
+            return done if setting.points is None else {**done, "points": setting.points.told()}
 
     def unmerge(
         self,

@@ -70,6 +70,7 @@ def _asked(
         [_identity(member) for member in after],
         [[row(operand) for operand in group] for group in (enter, leave)],
         state,
+        *([] if setting.points is None else [setting.points.plain()]),
     ]
     return sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 

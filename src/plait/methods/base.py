@@ -312,7 +312,16 @@ class AdditiveMethod(TensorMethod):
 @dataclass(frozen=True)
 class ModelMethod(Method):
     """A method that sees all weights at once. Weights are mappings from names to tensors (fp32, or fp64 where
-    the base is fp64); they are the mergeable tensors only. `problem` gives losses and gradients."""
+    the base is fp64); they are the mergeable tensors only. `problem` gives losses and gradients.
+
+    `step` may take one argument more, `watch` (see `methods.watch`): the engine then shows its progress, and lets it
+    go on after a stop."""
+
+    @property
+    def follows_path(self) -> bool:
+        """Whether `step` goes from the model so far, t = 0, towards t = 1, and hands points on the way to its
+        `watch`."""
+        return False
 
     def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state before the first member: by default, the base itself."""

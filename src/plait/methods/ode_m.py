@@ -136,6 +136,10 @@ class OdeM(ModelMethod):
                 )
 
     @property
+    def follows_path(self) -> bool:
+        return self.variant in ("paper", "released")
+
+    @property
     def refined(self) -> bool:
         """Whether the model is refined at the end of its path."""
         return self.variant != "paper" and self.refine > 0

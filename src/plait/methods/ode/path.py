@@ -80,14 +80,18 @@ class Path:
             trace = before[0]
             self.layout.fill(theta, before[1])
             del before
+        self._walk(watch, theta, gradient, marks, trace)
+        del gradient
+        self._record(trace, self.calibration.losses(theta, f"at t = {self.end:g}"))
+        return self._concluded(trace, marks)
 
+    def _walk(
+        self, watch: Watch, theta: Tensor, gradient: Tensor, marks: Sequence[float], trace: Known
+    ) -> None:
         def step(theta: Tensor, t: float, after: float, trace: Known) -> None:
             self._step(theta, gradient, t, after, trace)
 
         walk(watch, self.layout, theta, marks, trace, step)
-        del gradient
-        self._record(trace, self.calibration.losses(theta, f"at t = {self.end:g}"))
-        return self._concluded(trace, marks)
 
     def _begin(self, theta: Tensor, point: Tensor) -> Known:
         """point: a buffer that may be written into."""
