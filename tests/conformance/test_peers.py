@@ -150,6 +150,58 @@ def test_opcm_agrees(file: str, variant: str) -> None:
     assert overall(got, want) <= (1e-5 if variant == "block" else 5e-5)
 
 
+# TSV-M, Iso-C and Iso-CTS: the peer decomposes in fp32, and which directions are the leading ones depends on gaps
+# between singular values. Its algorithms in fp64 are the judge, as above.
+
+
+def in_fp64(kind: str) -> Model:
+    merged = {}
+    for n, start in read("input/base").items():
+        taus = [e[n].double() - start.double() for e in experts()]
+        rule = {"tsvm": tsvm, "iso_c": iso_c, "iso_cts": iso_cts}[kind]
+        merged[n] = start + (rule(taus) if start.ndim == 2 else torch.stack(taus).mean(0))
+    return merged
+
+
+def nearest(matrix: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    return torch.mm(u, vh)
+
+
+def tsvm(taus: list[Tensor]) -> Tensor:
+    found = [torch.linalg.svd(tau, full_matrices=False) for tau in taus]
+    k = min(taus[0].shape) // len(taus)
+    u = torch.cat([f[0][:, :k] for f in found], dim=1)
+    s = torch.cat([f[1][:k] for f in found])
+    return (nearest(u) * s) @ nearest(torch.cat([f[2][:k] for f in found]))
+
+
+def iso_c(taus: list[Tensor]) -> Tensor:
+    total = torch.stack(taus).sum(0)
+    return torch.mul(nearest(total), torch.linalg.svdvals(total).mean())
+
+
+def iso_cts(taus: list[Tensor]) -> Tensor:
+    size, count = min(taus[0].shape), len(taus)
+    own = round((size - int(size * 0.8)) / count)
+    u, s, vh = torch.linalg.svd(torch.stack(taus).sum(0), full_matrices=False)
+    shared = size - own * count
+    u, s, vh = u[:, :shared], s[:shared], vh[:shared]
+    found = [torch.linalg.svd(tau - u @ u.T @ tau, full_matrices=False) for tau in taus]
+    left = torch.cat([u, *(f[0][:, :own] for f in found)], dim=1)
+    right = torch.cat([vh, *(f[2][:own] for f in found)])
+    return torch.cat([s, *(f[1][:own] for f in found)]).mean() * nearest(left) @ nearest(right)
+
+
+@pytest.mark.parametrize(("file", "method"), [("tsvm", "tsv_m"), ("iso_c", "iso_c"), ("iso_cts", "iso_cts")])
+def test_singular_vectors_agree(file: str, method: str) -> None:
+    got = apply(make(method, {"tables": ""}), read("input/base"), experts())
+    want, judge = read(f"fusionbench/{file}"), in_fp64(file)
+    assert worst(got, judge) <= 2e-6  # of the output's own rounding to fp32
+    assert worst(got, want) <= 2e-6 + worst(want, judge)
+    assert overall(got, want) <= (1e-4 if file == "tsvm" else 1e-5)
+
+
 # Model Stock: t is close to 0 here (the task vectors are nearly orthogonal), and the peers sum cosines in fp32. An
 # error of t changes a tensor by that error times the plain average of the task vectors: errors are held to that.
 

@@ -16,6 +16,9 @@ GRIDS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "covariance": ("scale", (1.0, 1.3, 0.7, 1.15, 1.6, 0.5, 2.0)),
     "ties": ("scale", (1.0, 2.0, 1.5, 3.0, 0.7, 0.4, 4.0)),
     "magmax": ("scale", (0.5, 1.0, 1.5, 2.0, 0.7, 0.3, 3.0)),
+    "tsv_m": ("scale", (1.0, 0.7, 1.3, 0.5, 1.6, 0.3, 2.0)),
+    "iso_c": ("scale", (1.0, 1.3, 0.7, 1.6, 0.5, 2.0, 0.3)),
+    "iso_cts": ("scale", (1.0, 1.3, 0.7, 1.6, 0.5, 2.0, 0.3)),
     "opcm": ("share", (0.5, 0.3, 0.7, 0.1, 0.9, 0.2, 0.8)),
 }
 """Method -> its main option and values for it, the most important first: a budget of N tries the first N."""

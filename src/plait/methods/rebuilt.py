@@ -1,0 +1,95 @@
+"""Methods that make the update of a matrix from the task vectors of all members at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+from plait.methods.base import Grain, Outlook, Part, Slot, State, TensorMethod, Where
+from plait.methods.ranges import finite
+from plait.methods.tables import TABLES, is_linear, pattern
+from plait.tensors import Tensor, torch
+from plait.tensors.exact import Exact, ExactSum
+
+Taus = Callable[[], Iterator[Tensor]]
+"""Goes through w_i tau_i of a matrix, (m, n) fp64, one at a time, in an order that is a function of the set of
+members. Task vectors of 0 are left out."""
+
+
+@dataclass(frozen=True)
+class Rebuilt(TensorMethod):
+    """base + scale * M for the matrix of a linear layer, with M a function of all w_i tau_i, which a subclass says in
+    `combine`. All other tensors are averaged: base + scale * sum_i w_i tau_i / sum_i w_i.
+
+    No state is kept: the model is made from all members at every change. A worker holds the members' copies of one
+    matrix, in their own dtypes. They are brought into the order of their digests first, so that the order of arrival
+    shows in no bit.
+    """
+
+    scale: float = 1.0
+    tables: str = TABLES
+
+    def check(self) -> None:
+        finite("scale", self.scale)
+        pattern("tables", self.tables)
+
+    def combine(self, taus: Taus, count: int, where: Where) -> Tensor:
+        """The update M, (m, n), of at least one task vector that is not 0. count: of all members, those with a task
+        vector of 0 among them."""
+        raise NotImplementedError
+
+    def flipped(self, name: str) -> bool:
+        """Whether a matrix is transposed before `combine` sees it."""
+        return False
+
+    def linear(self, where: Where) -> bool:
+        return is_linear(where.shape, where.name, self.tables)
+
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        return "matrix" if is_linear(shape, name, self.tables) else "element"
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return self.layout(shape, dtype, "")
+
+    def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
+        return {} if is_linear(shape, name, self.tables) else {"delta": Slot("exact")}
+
+    def step(self, state: State, part: Part) -> State:
+        if not self.linear(part.where):
+            total: ExactSum = state["delta"]
+            total.add(part.delta.times(part.weight))
+            return state
+        weight = torch.tensor([part.weight], dtype=torch.float64)
+        return {**state, f"{len(state)}": part.expert, f"{len(state)}.weight": weight}
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
+        if not self.linear(where):
+            total: ExactSum = state["delta"]
+            return total.value().over(outlook.weight).times(self.scale)
+        shape, flip = where.shape, self.flipped(where.name)
+        members = sorted(_members(state), key=_key)
+
+        def taus() -> Iterator[Tensor]:
+            for expert, weight in members:
+                tau = expert.to(torch.float64, copy=True).sub_(base).mul_(weight)
+                if bool(tau.any()):
+                    matrix = tau.view(shape)
+                    yield matrix.T.contiguous() if flip else matrix
+
+        if next(taus(), None) is None:
+            return Exact.of(torch.zeros(where.count, dtype=torch.float64))
+        made = self.combine(taus, outlook.count, where).double()
+        return Exact.of((made.T if flip else made).reshape(-1) * self.scale)
+
+
+def _members(state: State) -> list[tuple[Tensor, float]]:
+    experts = [key for key in state if not key.endswith(".weight")]
+    return [(state[key], float(state[f"{key}.weight"])) for key in experts]
+
+
+def _key(member: tuple[Tensor, float]) -> bytes:
+    """What tells a member's matrix from another."""
+    expert, weight = member
+    head = f"{expert.dtype} {weight.hex()} ".encode()
+    return sha256(head + expert.contiguous().view(torch.uint8).numpy().tobytes()).digest()
