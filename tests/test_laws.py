@@ -48,6 +48,8 @@ SETS: list[tuple[str, dict[str, Any], bool | None]] = [
     ("iso_c", {"sparsify": "della"}, None),
     ("iso_c", {"tables": ".", "scale": 1}, True),
     ("iso_cts", {"inputs_first": "head", "common": 0.5}, None),
+    ("nufilt", {}, True),
+    ("nufilt", {"recover": True, "rank": 3, "inputs_first": "head", "tables": ""}, True),
     ("mdm_oc", {}, None),
     ("mdm_oc", {"alpha": 1}, True),
     ("mdm_oc", {"granularity": "layer", "alpha": 1}, True),

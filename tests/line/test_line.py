@@ -29,6 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "model_stock": {},
     "opcm": {},
     "mdm_oc": {},
+    "nufilt": {"recover": True},
     "tsv_m": {},
     "iso_c": {},
     "iso_cts": {},

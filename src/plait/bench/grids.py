@@ -19,6 +19,7 @@ GRIDS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "tsv_m": ("scale", (1.0, 0.7, 1.3, 0.5, 1.6, 0.3, 2.0)),
     "iso_c": ("scale", (1.0, 1.3, 0.7, 1.6, 0.5, 2.0, 0.3)),
     "iso_cts": ("scale", (1.0, 1.3, 0.7, 1.6, 0.5, 2.0, 0.3)),
+    "nufilt": ("rank", (128, 64, 32, 16, 8, 4, 96)),
     "opcm": ("share", (0.5, 0.3, 0.7, 0.1, 0.9, 0.2, 0.8)),
 }
 """Method -> its main option and values for it, the most important first: a budget of N tries the first N."""

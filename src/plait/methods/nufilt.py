@@ -1,0 +1,152 @@
+"""NUFILT: a new task vector loses what acts on the inputs that the model so far has changed for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi
+from typing import Any, ClassVar
+
+from plait.methods.base import Facts, Grain, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
+from plait.methods.ranges import at_least, truth
+from plait.methods.tables import TABLES, finds, is_linear, pattern
+from plait.tensors import Tensor, torch
+from plait.tensors.adam import descend
+from plait.tensors.exact import Exact, ExactSum
+from plait.tensors.random import uniform
+from plait.tensors.spectral import spectrum
+
+LOW, OWN, STEPS, RATE, SPREAD = 64, 8, 50, 1e-3, 0.02
+"""Of `recover`, as published: rank of the correction, leading directions of the new task vector, steps of Adam and
+their size, and the standard deviation of A at the start."""
+
+
+@dataclass(frozen=True)
+class Nufilt(TensorMethod):
+    """base + O with, for the matrix W (out, in) of a linear layer, y = W x (NUFILT, arXiv 2509.21413),
+
+        O + tau (I - V V^T)
+
+    for every task vector w * tau that comes in, V the r leading right singular vectors of O so far: the new task does
+    not act on the inputs that earlier ones act on most. All other tensors are averaged: base + sum_i w_i tau_i /
+    sum_i w_i.
+
+    rank: r, but never more than a third of the inputs. 0 adds everything.
+    recover: true adds tau B A to that, of rank 64, with A and B that lessen
+
+        ||tau (I - V V^T + B A) V||^2 + ||(O + tau (I - V V^T + B A) - tau) V_tau||^2,
+
+    what the new task does to the inputs of the earlier ones, and how far the 8 leading directions V_tau of tau are
+    from what they were: 50 steps of Adam of size 1e-3 from B = 0 and normal A of deviation 0.02, seeded by line and
+    member.
+    tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
+
+    The state is O in fp32 (fp64 where the base is fp64), and an exact sum of other tensors. Decompositions are made
+    in fp64, and products with tau in the state's dtype. Directions with a singular value below 1e-6 of the largest
+    are empty and not in V. One member of weight 1 comes back bit for bit.
+    """
+
+    rank: int = 128
+    recover: bool = False
+    tables: str = TABLES
+    inputs_first: str = ""
+
+    facts: ClassVar[Facts] = Facts(
+        summary="sum of task vectors, each without what acts on the leading inputs of those before it",
+        family="fold",
+        removal="refold",
+        data="none",
+        order=True,
+        memory="1 value in fp32, 1 sum where it is averaged",
+        cost="1 pass, an eigen-decomposition a matrix",
+        paper="NUFILT, arXiv 2509.21413",
+    )
+
+    def check(self) -> None:
+        at_least("rank", self.rank, 0)
+        truth("recover", self.recover)
+        pattern("tables", self.tables)
+        pattern("inputs_first", self.inputs_first)
+
+    def draws(self) -> bool:
+        return self.recover
+
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        return "matrix" if is_linear(shape, name, self.tables) else "element"
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return self.layout(shape, dtype, "")
+
+    def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
+        if not is_linear(shape, name, self.tables):
+            return {"delta": Slot("exact")}
+        return {"total": Slot("float64" if dtype == "F64" else "float32")}
+
+    def step(self, state: State, part: Part) -> State:
+        if "delta" in state:
+            summed: ExactSum = state["delta"]
+            summed.add(part.delta.times(part.weight))
+            return state
+        total: Tensor = state["total"]
+        tau = part.expert.to(torch.float64, copy=True).sub_(part.base).mul_(part.weight)
+        if not bool(tau.any()):
+            return state
+        if bool(total.any()):
+            before, new = total.view(part.where.shape), tau.to(total.dtype).view(part.where.shape)
+            if finds(self.inputs_first, part.where.name):
+                tau += self.change(before.T.contiguous(), new.T.contiguous(), part).T.flatten()
+            else:
+                tau += self.change(before, new, part).flatten()
+        tau += total
+        return {"total": tau.to(total.dtype)}
+
+    def change(self, total: Tensor, tau: Tensor, part: Part) -> Tensor:
+        """What is added to `tau` before it is added to `total`, both (out, in) and of one dtype."""
+        found = spectrum(total)
+        right = found.right(min(self.rank, tau.shape[1] // 3, len(found.values)))
+        inside = tau @ right
+        change = inside @ right.T
+        change = change.neg_()
+        return change + self._correction(total, tau, right, inside, part) if self.recover else change
+
+    def _correction(self, total: Tensor, tau: Tensor, right: Tensor, inside: Tensor, part: Part) -> Tensor:
+        """tau B A. right: V. inside: tau V."""
+        own = spectrum(tau)
+        leading = own.right(min(OWN, len(own.values)))
+        looked = torch.cat([right, leading], dim=1)
+        # (O + tau (I - V V^T) - tau) V_tau; of tau (I - V V^T) V nothing is left.
+        missing = total @ leading - inside @ (right.T @ leading)
+        short = right.shape[1]
+
+        def slopes(here: Sequence[Tensor]) -> list[Tensor]:
+            up, down = here
+            narrow, seen = tau @ up, down @ looked
+            error = narrow @ seen
+            error[:, short:] += missing
+            return [2 * (tau.T @ (error @ seen.T)), 2 * ((narrow.T @ error) @ looked.T)]
+
+        inputs = tau.shape[1]
+        begin = [
+            tau.new_zeros(inputs, LOW),
+            SPREAD * _normal(part, LOW * inputs).view(LOW, inputs).to(tau.dtype),
+        ]
+        up, down = descend(begin, slopes, STEPS, RATE)
+        return (tau @ up) @ down
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
+        if "delta" in state:
+            summed: ExactSum = state["delta"]
+            return summed.value().over(outlook.weight)
+        total: Tensor = state["total"]
+        return base.double() + total.double()
+
+    def reduces(self, members: Sequence[MemberFacts]) -> bool:
+        return len(members) == 1 and members[0].weight == 1
+
+
+def _normal(part: Part, count: int) -> Any:
+    """`count` normal numbers of the member and the tensor, (count,) fp64: Box and Muller 1958."""
+    flat = uniform(part.seed, part.where.name, 0, 2 * count)
+    radius = (-2 * torch.log1p(-flat[:count])).sqrt()
+    return radius * torch.cos(2 * pi * flat[count:])
