@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.line import vectors
 from plait.report.gaps import gaps
 from plait.report.measured import Measured, evaluation, removals
+from plait.report.paths import kind_of
 from plait.report.purged import purged, without
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def gather(line: Line, *, read: bool = True) -> dict[str, Any]:
     evaluation see `measured.evaluation`
     vectors    see `line.vectors.compare`; null where they were not measured
     removals   see `measured.removals`
+    paths      list of {task, kind, trace}, of members now that whole-model methods took in step by step: kind "path"
+               (ode_m) or "descent" (trm), trace what the step found
     gaps       list of {about, found, fill}: what is missing, and the command that would fill it (null: none would)
     """
     from plait import __version__
@@ -63,11 +67,23 @@ def gather(line: Line, *, read: bool = True) -> dict[str, Any]:
         "evaluation": evaluation(measured),
         "vectors": compared,
         "removals": removals(entries, measured),
+        "paths": _paths(line, entries[-1]["members"]),
     }
     names = purged(entries)
     kept = frozenset(m["task"] for e in entries for m in e["members"]) - set(names)
     clean: dict[str, Any] = without(found, {**names, **_digests(entries, names)}, kept)
     return {**clean, "purged": list(names.values()), "gaps": gaps(clean)}
+
+
+def _paths(line: Line, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    objects = line.store.objects
+    found = []
+    for row in members:
+        if row["known"] is not None and objects.has(row["known"]):
+            known = json.loads(objects.get(row["known"]))
+            if (kind := kind_of(known)) is not None:
+                found.append({"task": row["task"], "kind": kind, "trace": known})
+    return found
 
 
 def _digests(entries: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait import words
-from plait.report import directions, removals, results, sections
+from plait.report import directions, paths, removals, results, sections
 from plait.report.markup import Child, Html, escape, tag
 from plait.report.parts import code
 from plait.report.style import style
@@ -55,6 +55,7 @@ def page(found: Facts) -> str:
         sections.ledger(found),
         results.accuracy(found),
         results.stream(found),
+        paths.paths(found),
         directions.vectors(found),
         removals.removals(found),
         sections.cost(found),
@@ -75,7 +76,8 @@ def _meta(name: str, content: str) -> Html:
 
 def _header(found: Facts) -> Html:
     line = found["line"]
-    links = [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name in NAV]
+    nav = [*NAV[:4], *([("paths", "Paths")] if found["paths"] else []), *NAV[4:]]
+    links = [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name in nav]
     lead = f"State after ledger entry {line['entries'] - 1}, {words.time(line['changed'])}."
     return tag(
         "header",
