@@ -76,8 +76,8 @@ def _summary(rows: Sequence[Facts]) -> Html | None:
         *("barrier", "barrier of the straight line"),
     )
     caption = (
-        "Paths, from the model before, t = 0, towards the member's expert, t = 1. Barrier: how far the mean loss rises "
-        "at most above the straight line between its values at the ends. Held back: steps in which the climb of the "
+        "Paths, from the model before, t = 0, towards the member's expert, t = 1. Barrier: how far the mean loss "
+        "rises at most above the straight line between its values at the ends. Held back: steps in which the climb of the "
         "loss was shortened, or that were shortened or skipped."
     )
     return table(head, cells, caption, "-" + "n" * 8)
@@ -223,7 +223,7 @@ def _descent(row: Facts) -> Html:
                 found,
                 _loss,
                 _tick,
-                covers=(0.0, 1.0),
+                covers=covers,
             )
         )
     rows = [
