@@ -77,8 +77,8 @@ def _summary(rows: Sequence[Facts]) -> Html | None:
     )
     caption = (
         "Paths, from the model before, t = 0, towards the member's expert, t = 1. Barrier: how far the mean loss "
-        "rises at most above the straight line between its values at the ends. Held back: steps in which the climb of the "
-        "loss was shortened, or that were shortened or skipped."
+        "rises at most above the straight line between its values at the ends. Held back: steps in which the climb "
+        "of the loss was shortened, or that were shortened or skipped."
     )
     return table(head, cells, caption, "-" + "n" * 8)
 
