@@ -327,8 +327,8 @@ def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tup
 
 
 def model_inputs_stay(method: ModelMethod, problem: Any) -> None:
-    """A step of a model method writes into no argument, keeps the base's names and shapes, and what it found survives
-    JSON."""
+    """A step of a model method, and its finish, write into no argument, keep the base's names and shapes, and what
+    they found survives JSON."""
     base, experts = examples("float32", 2)
     start = {n: t for n, t in base.items() if t.is_floating_point()}
     state: Mapping[str, Tensor] = method.start(start)
@@ -346,6 +346,16 @@ def model_inputs_stay(method: ModelMethod, problem: Any) -> None:
                 f"{_label(method)}: a step lost a name of the base, or returned it in another shape"
             )
         state = new
+        before = [_copy(m) for m in (state, start)]
+        made, known = method.finish(state, start, members, problem)
+        for now, then in zip((state, start), before, strict=True):
+            _same(method, now, then, "finish wrote into an argument")
+        if json.loads(json.dumps(known)) != known:
+            raise LawBroken(f"{_label(method)}: what finish found does not survive JSON: {known}")
+        if {n: t.shape for n, t in made.items()} != {n: t.shape for n, t in start.items()}:
+            raise LawBroken(
+                f"{_label(method)}: finish lost a name of the base, or returned it in another shape"
+            )
 
 
 LAWS: tuple[Callable[..., None], ...] = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +23,16 @@ def loss(weights: dict[str, Tensor]) -> float:
 
 
 def run(
-    bench: Bench, members: list[engine.Incoming], enter: list[engine.Incoming], state: Path | None, name: str
+    bench: Bench,
+    members: list[engine.Incoming],
+    enter: list[engine.Incoming],
+    state: Path | None,
+    name: str,
+    method: Walk | None = None,
 ) -> tuple[Tensors, engine.Modelled]:
     out = places(bench.folder / f"{name}.safetensors", bench.base)
     done = engine.run_model(
-        Walk(),
+        method or Walk(),
         bench.base,
         members,
         loss,
@@ -55,6 +62,35 @@ def test_steps_follow_the_members_and_the_state_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "three" / "state.safetensors").read_bytes() == (
         tmp_path / "all" / "state.safetensors"
     ).read_bytes()
+
+
+@dataclass(frozen=True)
+class Polished(Walk):
+    """Walks, and adds 1 to what is deployed."""
+
+    def finish(
+        self, state: Mapping[str, Tensor], base: Mapping[str, Tensor], members: Sequence[Any], problem: Any
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {name: state[name] + 1 for name in base}, {"polished": len(members), "loss": "after"}
+
+
+def test_what_is_deployed_is_finished_and_the_state_is_not(tmp_path: Path) -> None:
+    base = base_tensors()
+    bench = Bench(tmp_path, base, [expert_of(base, n) for n in range(3)])
+    run(bench, bench.members, bench.members, None, "plain")
+    found, done = run(bench, bench.members, bench.members, None, "all", Polished())
+    states = [load_file(tmp_path / name / "state.safetensors") for name in ("plain", "all")]
+    assert all_same(*states)
+    assert all_same(
+        found,
+        {n: (t + 1).bfloat16() for n, t in states[1].items()}
+        | {n: t for n, t in base.items() if not t.is_floating_point() or n not in states[1]},
+    )
+    assert [done.known[f"t{i}"].get("polished") for i in range(3)] == [None, None, 3]
+    assert done.known["t2"] == {"loss": "after", "members": 3, "polished": 3}
+    again, more = run(bench, bench.members, [], tmp_path / "all", "again", Polished())  # from the state alone
+    assert all_same(again, found)
+    assert more.known == {"t2": {"loss": "after", "polished": 3}}  # what was known is the caller's
 
 
 def test_an_output_that_overflows_is_counted(tmp_path: Path) -> None:

@@ -90,4 +90,6 @@ def steps(
         members = tuple(MemberFacts(w, {}) for w in weights[: i + 1])
         state, known = method.step(state, start, split(expert, **split_how), members, problem)
         found.append(known)
-    return vector({name: state[name] for name in start}), found
+    made, known = method.finish(state, start, members, problem)
+    found[-1] = {**found[-1], **known}
+    return vector(made), found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.errors import VerificationError
 from plait.methods.base import MemberFacts
 from plait.methods.ode.quadratic import nearest
 from plait.methods.ode_m import OdeM
-from tests.methods.ode_toys import Formula, split, steps, toys
+from tests.methods.ode_toys import Formula, split, steps, toys, vector
 
 SIZE = 9
 
@@ -301,7 +300,7 @@ def test_examples_of_a_step_are_drawn_anew_and_by_the_seed() -> None:
         steps(OdeM(variant="control_adamw", refine=3, seed=seed), normal(9), experts, [1, 1], problem)
         drawn.append(problem["a"].samples)  # type: ignore[attr-defined]
     assert drawn[0] == drawn[1]
-    assert [n for n, _ in drawn[0]] == [1024, 64, 64, 64]
+    assert [n for n, _ in drawn[0]] == [1024, 1024, 64, 64, 64]  # for the path, and for the refinement
     assert len({seed for _, seed in drawn[0] + drawn[2]}) == 8
 
 
@@ -311,21 +310,22 @@ def test_the_next_path_starts_from_the_unrefined_model() -> None:
     path, _ = steps(OdeM(variant="released", refine=0, h=0.1), normal(9), experts, [1] * 3, toys(*formulas))
     method = OdeM(variant="released", refine=10, h=0.1)
     base = split(normal(9))
-    state, _ = method.step(base, base, split(experts[0]), (MemberFacts(1, {}),), None)
-    assert all(torch.equal(state["unrefined/" + name], split(experts[0])[name]) for name in base)
-    for k in (2, 3):
+    state: Mapping[str, Tensor] = base
+    for k in (1, 2, 3):
         members = tuple(MemberFacts(1, {}) for _ in range(k))
-        before, state = state, method.step(state, base, split(experts[k - 1]), members, toys(*formulas))[0]
-    assert torch.equal(torch.cat([state["unrefined/" + n].flatten() for n in sorted(base)]), path)
-    assert not torch.equal(torch.cat([state[n].flatten() for n in sorted(base)]), path)
-    plain = {name: before[name] for name in base}
-    with pytest.raises(VerificationError, match="holds no tensors unrefined/"):
-        method.step(plain, base, split(experts[2]), members, toys(*formulas))
+        state, known = method.step(state, base, split(experts[k - 1]), members, toys(*formulas))
+        assert "refined" not in known
+        made, more = method.finish(state, base, members, toys(*formulas))
+        assert bool(more) == (k > 1)
+    assert torch.equal(vector(state), path)
+    assert not torch.equal(vector(made), path)
 
 
 def test_what_the_released_variant_costs() -> None:
     experts, formulas = bowls(2)
     _, found = steps(OdeM(variant="released", h=0.1, refine=20), normal(9), experts, [1, 1], toys(*formulas))
     tried = sum(1 + (9 if not f else round(math.log(f, 0.7))) - (not f) for f in found[1]["factor"])
-    assert found[1]["work"]["gradients"] == 2 * (5 + 20)
-    assert found[1]["work"]["losses"] == 2 * (2 + tried + 3)
+    assert found[1]["work"]["gradients"] == 2 * 5
+    assert found[1]["work"]["losses"] == 2 * (2 + tried)
+    assert found[1]["refined"]["work"]["gradients"] == 2 * 20
+    assert found[1]["refined"]["work"]["losses"] == 2 * 3

@@ -79,10 +79,8 @@ def run_model(
         for member in enter[resumed:]:
             expert = {name: whole_expert(desk, source, member, name, weights[name]) for name in names}
             so_far = [facts[task] for task in order[: order.index(member.task) + 1]]
-            watch: dict[str, Any] = {}
-            if takes_watch(method):
-                inside = None if steps is None else steps.inside(member.task, len(found))
-                watch["watch"] = Watching(member.task, desk, inside, points, driver.progress)
+            inside = None if steps is None else steps.inside(member.task, len(found))
+            watch = _watch(method.step, member.task, desk, inside, points, driver)
             try:
                 now, found[member.task] = method.step(now, weights, expert, so_far, problem, **watch)
             finally:
@@ -99,6 +97,14 @@ def run_model(
             if steps is not None:
                 steps.keep(new_state, found)
         merged = {name for name in names if name in out}
+        if merged and order:
+            watch = _watch(method.finish, order[-1], desk, None, None, driver)
+            try:
+                now, more = method.finish(now, weights, [facts[task] for task in order], problem, **watch)
+            finally:
+                driver.progress.end()
+            if more:
+                found[order[-1]] = {**facts[order[-1]].known, **more}
         lost = {name: write(desk, out[name], now[name]) for name in sorted(merged)}
         rest = sorted(set(out) - merged)
         copies = CopyPass(tuple((base[n], out[n]) for n in rest))
@@ -118,3 +124,10 @@ def run_model(
         desk.written_bytes + driver.traffic.written,
         resumed,
     )
+
+
+def _watch(
+    call: Any, task: str, desk: Desk, inside: Any, points: Points | None, driver: Driver
+) -> dict[str, Watching]:
+    """The argument `watch` of a call that takes one."""
+    return {"watch": Watching(task, desk, inside, points, driver.progress)} if takes_watch(call) else {}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Protocol
+from typing import Any, Protocol
 
 from plait.engine import weights as files
 from plait.engine.desk import Desk
 from plait.engine.progress import Gauge, Silent
 from plait.engine.steps import Inside
-from plait.methods.base import Known, ModelMethod
+from plait.methods.base import Known
 from plait.tensors import Tensor
 from plait.types import TensorRef
 
@@ -84,6 +84,6 @@ class Watching:
         self._points.finish(t)
 
 
-def takes_watch(method: ModelMethod) -> bool:
-    """Whether the method lets somebody look on."""
-    return "watch" in signature(method.step).parameters
+def takes_watch(call: Callable[..., Any]) -> bool:
+    """Whether a `step` or a `finish` lets somebody look on."""
+    return "watch" in signature(call).parameters

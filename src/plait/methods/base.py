@@ -315,7 +315,7 @@ class ModelMethod(Method):
     the base is fp64); they are the mergeable tensors only. `problem` gives losses and gradients.
 
     `step` may take one argument more, `watch` (see `methods.watch`): the engine then shows its progress, and lets it
-    go on after a stop."""
+    go on after a stop. So may `finish`, for the progress."""
 
     @property
     def follows_path(self) -> bool:
@@ -336,6 +336,18 @@ class ModelMethod(Method):
         problem: Any,
     ) -> tuple[dict[str, Tensor], Known]:
         """Take in the last of `members`, whose weights are `expert`. Returns the new state, and what was found on the
-        way (a trace for the report). The state's tensors of the base's names are the merged model; it may hold more,
-        fp32 or fp64, under other names. Writes into no argument."""
+        way (a trace for the report). The state has the base's names and shapes; it may hold more, fp32 or fp64, under
+        other names. Writes into no argument."""
         raise NotImplementedError
+
+    def finish(
+        self,
+        state: Mapping[str, Tensor],
+        base: Mapping[str, Tensor],
+        members: Sequence[MemberFacts],
+        problem: Any,
+    ) -> tuple[dict[str, Tensor], Known]:
+        """The merged model of a state, and what was found in making it, which is added to what is known of the last
+        member. By default the state's tensors of the base's names. What is done here is done for the model that is
+        deployed alone: the next member steps into the state. Writes into no argument."""
+        return {name: state[name] for name in base}, {}

@@ -478,8 +478,12 @@ def _apply_model(
         weights_of = {n: there[n].to(start[n].dtype) for n in places}
         state, known = method.step(state, start, weights_of, tuple(members), problem)
         members[-1] = MemberFacts(weight, json.loads(json.dumps(known)))
+    made: Mapping[str, Tensor] = state
+    if members:
+        made, more = method.finish(state, start, tuple(members), problem)
+        members[-1] = MemberFacts(members[-1].weight, {**members[-1].known, **json.loads(json.dumps(more))})
     told["known"] = [member.known for member in members]
-    return {n: rounded(state[n], t.dtype) if n in places else t.clone() for n, t in held.items()}
+    return {n: rounded(made[n], t.dtype) if n in places else t.clone() for n, t in held.items()}
 
 
 def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:

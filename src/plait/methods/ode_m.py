@@ -24,7 +24,6 @@ VARIANTS = ("paper", "released", "control_refine", "control_adamw")
 OWN_STEP = {"released": 0.01}
 OWN_SAMPLES = {"paper": 1024}
 OWN_RATE = {"control_adamw": 1e-5}
-UNREFINED = "unrefined/"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class OdeM(ModelMethod):
         t_end 1. The sums of that method are kept beside the model.
     t_end: how far to go; none: t_k. 0 leaves the model as it is, 1 goes all the way.
     line: points of the straight line at which losses are recorded too, at one loss each; 0: none.
-    refine: steps of AdamW at the end, but for paper; 0: none. The next path starts from the unrefined model.
+    refine: steps of AdamW on the model that is deployed, but for paper; 0: none. The next path starts from the
+        unrefined model.
     rate: of these; 0: 1e-6, or 1e-5 for control_adamw. batch: examples a step in all; 0: all.
     seed: of all that is drawn.
     """
@@ -79,7 +79,7 @@ class OdeM(ModelMethod):
         removal="refold",
         data="labelled all",
         order=True,
-        memory="1 value in fp32, 2 where it is refined",
+        memory="1 value in fp32",
         cost="1 gradient a step",
         paper="arXiv 2605.19409",
     )
@@ -153,8 +153,8 @@ class OdeM(ModelMethod):
         problem: Any,
         watch: Watch | None = None,
     ) -> tuple[dict[str, Tensor], Known]:
-        """See `ModelMethod.step`. The state holds the model under the base's names; where it is refined, also the
-        unrefined one, and with target "merged" the sums of `end`. watch: see `methods.watch`.
+        """See `ModelMethod.step`. The state holds the unrefined model under the base's names, and with target
+        "merged" the sums of `end`. watch: see `methods.watch`.
 
         PlaitError where a loss or a gradient is not finite; VerificationError for a state that lacks a part.
         """
@@ -175,8 +175,6 @@ class OdeM(ModelMethod):
             held = {} if count == 1 else _of(state, "sum/")
             extra = Goal(self.end).take(held, base, expert, members[-1].weight)
         if count == 1:
-            if self.refined:
-                extra |= {UNREFINED + name: tensor.clone() for name, tensor in expert.items()}
             return {**{name: tensor.clone() for name, tensor in expert.items()}, **extra}, {
                 "t": [0.0, 1.0],
                 "t_end": 1.0,
@@ -186,25 +184,38 @@ class OdeM(ModelMethod):
         counted = Counted(watch, lambda: asdict(sampled.work - before))
         layout = Layout(base, self.granularity)
         calibration = Calibration(sampled, layout)
-        theta = layout.flat(_unrefined(state, base) if self.refined else state)
+        theta = layout.flat(state)
         goal = expert if self.target == "expert" else Goal(self.end).merged(extra, base, members)
         known = self._path(layout, calibration, theta, layout.flat(goal), self._end(members), counted)
-        merged = layout.weights(theta)
-        if self.refined:
-            extra |= {UNREFINED + name: tensor for name, tensor in merged.items()}
-            rest = Refine(
-                layout,
-                calibration,
-                self.refine,
-                self.rate,
-                self.batch,
-                self.seed,
-                guarded=self.variant != "control_adamw",
-            )
-            theta, known["refined"] = rest.follow(theta, counted)
-            merged = layout.weights(theta)
         known["work"] = counted.work()
-        return {**merged, **extra}, known
+        return {**layout.weights(theta), **extra}, known
+
+    def finish(
+        self,
+        state: Mapping[str, Tensor],
+        base: Mapping[str, Tensor],
+        members: Sequence[MemberFacts],
+        problem: Any,
+        watch: Watch | None = None,
+    ) -> tuple[dict[str, Tensor], Known]:
+        """See `ModelMethod.finish`: the refinement, from the second member on.
+
+        PlaitError where a loss or a gradient is not finite.
+        """
+        own = self.resolved()
+        model = {name: state[name] for name in base}
+        if not own.refined or len(members) < 2:
+            return model, {}
+        sampled = calibrate(problem, len(members), own.calibration, own.samples, own.seed)
+        counted = Counted(watch, lambda: asdict(sampled.work - before))
+        before = sampled.work
+        layout = Layout(base)
+        guarded = own.variant != "control_adamw"
+        rest = Refine(
+            layout, Calibration(sampled, layout), own.refine, own.rate, own.batch, own.seed, guarded=guarded
+        )
+        theta, trace = rest.follow(layout.flat(model), counted)
+        return layout.weights(theta), {"refined": {**trace, "work": counted.work()}}
 
     def _path(
         self,
@@ -242,8 +253,3 @@ def _of(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
             f"the state of ode_m holds no tensors {prefix}..., expected those of the members so far; merge them again"
         )
     return found
-
-
-def _unrefined(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = _of(state, UNREFINED)
-    return {name: found[UNREFINED + name] for name in base}
