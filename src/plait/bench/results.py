@@ -16,7 +16,8 @@ from plait.errors import RefusedInput
 
 SCHEMA = "plait bench"
 REMOVAL = "plait bench removal"
-VERBS = {SCHEMA: "run", REMOVAL: "removal"}
+PATH = "plait bench path"
+VERBS = {SCHEMA: "run", REMOVAL: "removal", PATH: "path"}
 """What a file of results is, and the action that makes it."""
 
 FORMAT = 1

@@ -16,8 +16,8 @@ PITCH = 15.0
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y) in ascending order of x. cls: its colour. shape: of its marks; none where it is empty. named:
-    whether its name stands at its end."""
+    """Points (x, y) from first to last. cls: its colour. shape: of its marks; none where it is empty. named:
+    whether its name stands at its end. tags: what stands above each point."""
 
     name: str
     cls: str
@@ -25,6 +25,7 @@ class Curve:
     shape: str = "circle"
     dashed: bool = False
     named: bool = True
+    tags: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ def _curve(
         for at, value in curve.points:
             tip = f"{curve.name} at {x_words(at)}: {plot.words(value)}"
             drawn.append(mark(curve.shape, x(at), y(value), curve.cls, tip, size))
+    for (at, value), words in zip(curve.points, curve.tags, strict=False):
+        drawn.append(text(x(at), y(value) - 8, words, anchor="middle", cls="m t"))
     return drawn
 
 
