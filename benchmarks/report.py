@@ -124,6 +124,45 @@ def mdm_oc(found: dict[str, Any]) -> list[str]:
     return rows
 
 
+def ode_step(found: dict[str, Any]) -> list[str]:
+    return [
+        "## A step of ODE-M",
+        "",
+        f"`python benchmarks/ode_step.py --data DIR`: MiniLM ({found['parameters'] / 1e6:.1f} million weights), "
+        f"{found['samples']} texts, one thread. A gradient takes {found['gradient']:.2f} processor seconds, the "
+        f"arithmetic around it {1000 * found['arithmetic']:.0f} ms: {found['share']:.1%} of a step. A path holds "
+        f"{found['memory']:.1f} times the weights in fp32, and {found['activations']:.1f} times more for the "
+        "gradient's activations.",
+    ]
+
+
+def ode_gamma(found: dict[str, Any]) -> list[str]:
+    rows = [
+        "## When ODE-M holds a path back",
+        "",
+        f"`python benchmarks/ode_gamma.py …`: paths from the expert of one task all the way to that of another, "
+        f"{found['samples']} calibration examples of both together, h = 0.05: 20 steps, of which a merge of two makes "
+        "the first 10. *Held back* counts steps with γ < 1, and tells the least γ. *Barrier*: how far the mean loss "
+        "rises at most above the straight line between its ends; in brackets that of the straight way.",
+        "",
+        "| experts | cosine | path | held back, t < ½ | t ≥ ½ | barrier |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        cosine = f"{row['cosine']:.3f}" if "cosine" in row else ""
+        way = row["granularity"] + (", new" if row.get("calibration") == "new" else "")
+        way += "" if row.get("given_budget") is None else f", budget {row['given_budget']:g}"
+        halves = [
+            f"{half['held_back']} of {half['of']}" + (f", {half['least']:.2f}" if half["held_back"] else "")
+            for half in (row["early"], row["late"])
+        ]
+        line = "" if row["line"] is None else f" ({row['line']['barrier']:.2f})"
+        rows.append(
+            f"| {row['condition']} | {cosine} | {way} | {halves[0]} | {halves[1]} | {row['barrier']:.2f}{line} |"
+        )
+    return rows
+
+
 def main() -> None:
     page = [
         "# Benchmarks",
@@ -131,7 +170,8 @@ def main() -> None:
         "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; "
         "ratios within one run are what to compare.",
     ]
-    for name, section in (("speed", speed), ("members", members), ("peers", peers), ("mdm_oc", mdm_oc)):
+    sections = (speed, members, peers, mdm_oc, ode_step, ode_gamma)
+    for name, section in ((section.__name__, section) for section in sections):
         file = RESULTS / f"{name}.json"
         if file.exists():
             page += ["", *section(json.loads(file.read_text()))]
