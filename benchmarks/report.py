@@ -140,10 +140,10 @@ def ode_gamma(found: dict[str, Any]) -> list[str]:
     rows = [
         "## When ODE-M holds a path back",
         "",
-        f"`python benchmarks/ode_gamma.py …`: paths from the expert of one task all the way to that of another, "
-        f"{found['samples']} calibration examples of both together, h = 0.05: 20 steps, of which a merge of two makes "
-        "the first 10. *Held back* counts steps with γ < 1, and tells the least γ. *Barrier*: how far the mean loss "
-        "rises at most above the straight line between its ends; in brackets that of the straight way.",
+        "`python benchmarks/ode_gamma.py …`: paths from the expert of one task all the way to that of another, "
+        f"{found['samples']} calibration examples of both together, h = 0.05: 20 steps, of which a merge of two "
+        "makes the first 10. *Held back* counts steps with γ < 1, and tells the least γ. *Barrier*: how far the mean "
+        "loss rises at most above the straight line between its ends; in brackets that of the straight way.",
         "",
         "| experts | cosine | path | held back, t < ½ | t ≥ ½ | barrier |",
         "|---|---|---|---|---|---|",
