@@ -61,7 +61,8 @@ def test_the_table_as_json(plait: Plait, file: Path) -> None:
 def test_the_list(plait: Plait) -> None:
     lines = plait("bench", "list").out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "suite", "text8", "text12", "vision8", "clip8", "clip14", "clip20", "tiny",
+        "suite", "text8", "text12", "vision8", "clip8", "clip14", "clip20", "tiny", "cil-text",
+        "cil-images", "cil-tiny",
     ]  # fmt: skip
     found = plait("bench", "list", "--json").json
     assert found["suites"][0]["tasks"][0] == "trec6"

@@ -16,8 +16,9 @@ from plait.errors import RefusedInput
 
 SCHEMA = "plait bench"
 REMOVAL = "plait bench removal"
+CIL = "plait bench cil"
 PATH = "plait bench path"
-VERBS = {SCHEMA: "run", REMOVAL: "removal", PATH: "path"}
+VERBS = {SCHEMA: "run", REMOVAL: "removal", CIL: "cil", PATH: "path"}
 """What a file of results is, and the action that makes it."""
 
 FORMAT = 1

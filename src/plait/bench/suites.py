@@ -92,10 +92,15 @@ def find(name: str) -> Suite:
     return SUITES[name]
 
 
-def _file_tasks(
-    suite: str, rows: Mapping[str, Mapping[str, Any]], data: Path, most: int | None, splits: Mapping[str, Any]
+def file_tasks(
+    suite: str,
+    rows: Mapping[str, Mapping[str, Any]],
+    data: Path,
+    most: int | None,
+    splits: Mapping[str, Any],
+    train: int | None = TRAIN,
 ) -> dict[str, Task]:
-    """Tasks of which `rows` says what tasks.yaml would say."""
+    """Tasks of which `rows` says what tasks.yaml would say. most, train: test and train examples of each at most."""
     from plait.problem.spec import Places, read_spec
     from plait.problem.task import FileTask
     from plait.recipe.findings import Findings
@@ -105,7 +110,7 @@ def _file_tasks(
     for name, row in rows.items():
         words = {**row, "splits": splits}
         words |= {"max_test": most} if most is not None else {}
-        words |= {"max_train": TRAIN} if "train" in splits else {}
+        words |= {"max_train": train} if "train" in splits and train is not None else {}
         spec = read_spec(name, words, Places(data, data), findings)
         if spec is not None:
             made[name] = FileTask(spec)
@@ -113,7 +118,8 @@ def _file_tasks(
     return made
 
 
-def _needs(sources: Sources, suite: str) -> Path:
+def needs(sources: Sources, suite: str) -> Path:
+    """The folder of the data sets. UsageError where none is named."""
     if sources.data is None:
         raise UsageError(f"suite {suite} needs data: give its folder with --data, or set PLAIT_DATA")
     return sources.data
@@ -130,10 +136,10 @@ def _packaged(
     """A suite whose data lies in files and whose base is in a package."""
 
     def load(sources: Sources, most: int | None) -> dict[str, Task]:
-        return _file_tasks(name, {t: row(t) for t in tasks}, _needs(sources, name), most, SPLITS)
+        return file_tasks(name, {t: row(t) for t in tasks}, needs(sources, name), most, SPLITS)
 
     def files(sources: Sources) -> dict[str, Path]:
-        return {task: _needs(sources, name) / f"{task}.{suffix}" for task in tasks}
+        return {task: needs(sources, name) / f"{task}.{suffix}" for task in tasks}
 
     return Suite(name=name, tasks=tuple(tasks), load=load, files=files, **words)
 
@@ -161,11 +167,11 @@ def _clip(name: str, tasks: Sequence[str]) -> Suite:
     def files(sources: Sources) -> dict[str, Path]:
         found = {"the base": models(sources) / clip.BASE}
         found |= {f"the expert of {task}": models(sources) / clip.expert_name(task) for task in tasks}
-        return found | {task: _needs(sources, name) / f"{task}.npz" for task in tasks}
+        return found | {task: needs(sources, name) / f"{task}.npz" for task in tasks}
 
     def load(sources: Sources, most: int | None) -> dict[str, Task]:
         rows = {t: clip.row(t) for t in tasks}
-        return _file_tasks(name, rows, _needs(sources, name), most, {"validation": {}, "test": {}})
+        return file_tasks(name, rows, needs(sources, name), most, {"validation": {}, "test": {}})
 
     return Suite(
         name=name,

@@ -78,6 +78,23 @@ def make(name: str, most: int | None = None) -> MadeTask:
     return MadeTask(name, "text-classification", tuple(lists), head, splits)
 
 
+def make_all(most: int | None = None) -> MadeTask:
+    """All of them as one task: its classes are those of the three, one after the other."""
+    parts = [make(name, most) for name in TASKS]
+    classes = tuple(name for part in parts for name in part.classes)
+    splits: dict[Split, Examples] = {}
+    for split in parts[0].splits:
+        texts: list[str] = []
+        labels: list[int] = []
+        for part in parts:
+            held = part.splits[split]
+            assert held.labels is not None
+            texts += held.inputs
+            labels += [classes.index(part.classes[label]) for label in held.labels.tolist()]
+        splits[split] = make_examples(texts, labels)
+    return MadeTask("words", "text-classification", classes, parts[0].head, splits)
+
+
 def lay_base(folder: Path) -> None:
     """Write a small part of the packaged sentence encoder."""
     from plait.demo.minilm import cut_base

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli import bench_cil
 from plait.cli.output import Answer, one_line, table
 from plait.cli.parser import Parser, Verb, positive
 from plait.errors import UsageError
@@ -20,9 +21,16 @@ if TYPE_CHECKING:
 
 _OF_RUN = (
     "methods", "orders", "data", "models", "cache", "out", "budget", "examples", "workers", "device", "last",
-    "streams", "weights",
+    "streams", "weights", *bench_cil.FLAGS,
 )  # fmt: skip
-_OF_RUN_ALONE = ("budget", "last", "streams", "weights")
+_STRANGE = {
+    "run": bench_cil.FLAGS,
+    "removal": ("budget", "last", "streams", "weights", *bench_cil.FLAGS),
+    "cil": ("models", "last", "streams", "weights"),
+    "table": _OF_RUN,
+    "list": _OF_RUN,
+}
+"""By action, the words that it does not take."""
 ORDERS = "42-46"
 ORDERS_OF_REMOVAL = "42"
 MOST_ORDERS = 1000
@@ -54,11 +62,14 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument(
         "action",
         metavar="ACTION",
-        choices=("run", "removal", "table", "list"),
-        help="run, removal, table or list",
+        choices=tuple(_STRANGE),
+        help="run, removal, cil, table or list",
     )
     parser.add_argument(
-        "what", metavar="WHAT", nargs="?", help="a suite for run and removal, a file of results for table"
+        "what",
+        metavar="WHAT",
+        nargs="?",
+        help="a suite for run, removal and cil, a file of results for table",
     )
     parser.add_argument(
         "--methods",
@@ -70,7 +81,7 @@ def _arguments(parser: Parser) -> None:
         "--orders",
         type=seeds,
         metavar="SEEDS",
-        help=f"seeds of the orders of arrival, {ORDERS} by default, {ORDERS_OF_REMOVAL} for removal",
+        help=f"seeds of the orders of arrival, {ORDERS} by default, {ORDERS_OF_REMOVAL} for removal, 42-44 for cil",
     )
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets, $PLAIT_DATA by default")
     parser.add_argument("--models", metavar="DIR", help="folder of given checkpoints, for the CLIP suites")
@@ -107,16 +118,18 @@ def _arguments(parser: Parser) -> None:
         choices=("equal", "zipf"),
         help="what the tasks weigh: equal by default, or 1, 1/2, 1/3, ... in the suite's own order",
     )
+    bench_cil.arguments(parser, listed)
 
 
 def _bench(args: Namespace) -> Answer:
-    given = [name for name in _OF_RUN if getattr(args, name) is not None]
-    strange = [name for name in given if args.action == "removal" and name in _OF_RUN_ALONE]
-    if args.action in ("table", "list") or strange:
-        for name in strange or given:
-            raise UsageError(f"--{name} is for `plait bench run`; leave it out of {args.action}")
+    strange = [name for name in _STRANGE[args.action] if getattr(args, name) is not None]
+    for name in strange:
+        only = "cil" if name in bench_cil.FLAGS else "run"
+        raise UsageError(f"--{name} is for `plait bench {only}`; leave it out of {args.action}")
     if args.action == "list":
         return _list(args)
+    if args.action == "cil":
+        return bench_cil.run(args, Path(args.cache) if args.cache else _cache(), _say(args))
     if args.what is None:
         wanted, word = ("a file of results", "FILE") if args.action == "table" else ("a suite", "SUITE")
         raise UsageError(f"{wanted} is needed: plait bench {args.action} {word}")
@@ -128,10 +141,10 @@ def _list(args: Namespace) -> Answer:
 
     if args.what is not None:
         raise UsageError(f"list takes no more words, found {args.what!r}; it lists all suites")
-    rows = [
-        {"name": s.name, "summary": s.summary, "base": s.base, "tasks": list(s.tasks)}
-        for s in SUITES.values()
-    ]
+    from plait.bench import cil
+
+    every = [*SUITES.values(), *(one.suite for one in cil.SUITES.values())]
+    rows = [{"name": s.name, "summary": s.summary, "base": s.base, "tasks": list(s.tasks)} for s in every]
     lines = table(
         ("suite", "tasks", "what it is"), [(r["name"], len(r["tasks"]), r["summary"]) for r in rows]
     )
@@ -139,9 +152,9 @@ def _list(args: Namespace) -> Answer:
 
 
 def _show(args: Namespace) -> Answer:
-    from plait.bench.results import REMOVAL, SCHEMA, read
+    from plait.bench.results import CIL, REMOVAL, SCHEMA, read
 
-    return _answer(args, Path(args.what), read(Path(args.what), SCHEMA, REMOVAL))
+    return _answer(args, Path(args.what), read(Path(args.what), SCHEMA, REMOVAL, CIL))
 
 
 def _run(args: Namespace) -> Answer:
@@ -208,8 +221,10 @@ def _tell(line: str) -> None:
 
 def _answer(args: Namespace, path: Path, found: dict[str, Any]) -> Answer:
     from plait.bench import table as tables
-    from plait.bench.results import REMOVAL
+    from plait.bench.results import CIL, REMOVAL
 
+    if found["schema"] == CIL:
+        return bench_cil.answer(args.action, path, found)
     if found["schema"] == REMOVAL:
         return _of_removal(args, path, found)
     rows = tables.summary(found)

@@ -181,12 +181,13 @@ SCHEMA: dict[str, dict[str, str]] = {
         "seconds": "how long it took",
     },
     "bench": {
-        "action": "run, removal, table or list",
+        "action": "run, removal, cil, table or list",
         "suites": "list of {name, summary, base, tasks}: all suites, for list; else null",
         "file": "path of the file of results, or null",
         "rows": "list of {method, seeds, option, chosen, edge, order, figures, cpu, seconds, kept, memory}, best "
         "first: see docs/benchmarks-suites.md; of removals {method, how, seeds, places, equal, figures, cpu, "
-        "seconds, kept}: see docs/removal.md; or null",
+        "seconds, kept}: see docs/removal.md; of cil {dataset, groups, method, seeds, option, chosen, edge, figures, "
+        "training, merging, models, samples}: see docs/benchmarks-suites.md; or null",
         "results": "all that the file of results holds, or null",
     },
 }

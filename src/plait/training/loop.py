@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -16,6 +16,9 @@ from plait.training.choice import parameters
 from plait.training.recipe import Recipe
 from plait.training.schedule import one_epoch, share_of_rate
 from plait.training.words import UsedWords, token_table
+
+Adjust = Callable[[Mapping[str, Tensor]], None]
+"""Gets the tensors that are trained, as leaves of a graph, after each backward pass; it may change their `.grad`."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,15 @@ def train(
     names: Sequence[str] | None = None,
     what: str = "the task",
     progress: Any = None,
+    adjust: Adjust | None = None,
 ) -> Trained:
     """Fine-tune `names` (all parameters by default) of `weights`, in the network's dtype, on all of `examples`.
 
     head: frozen, or None for what the network puts out itself. The network stays in evaluation: no dropout, running
     statistics stand still. weights is not written into. what: the name for messages. progress: told of every step.
-    Nothing but the order of the examples is drawn, from the recipe's seed, so the same inputs give the same bytes for
-    the same thread count, device and versions of software.
+    adjust: what is done to gradients before a step, such as a penalty's added; tensors are then trained whole, words
+    that do not occur included. Nothing but the order of the examples is drawn, from the recipe's seed, so the same
+    inputs give the same bytes for the same thread count, device and versions of software.
 
     Errors: NonFinite where the loss or a trained tensor becomes NaN or infinite; RefusedInput where network, head and
     examples do not fit.
@@ -55,13 +60,13 @@ def train(
     chosen = list(parameters(network) if names is None else names)
     table = token_table(network)
     words = None
-    if table is not None and table in chosen and recipe.weight_decay == 0:
+    if table is not None and table in chosen and recipe.weight_decay == 0 and adjust is None:
         words = UsedWords(network, table, examples.inputs)
         network, live = words, words.cut(live)
     leaves = {name: live[name].detach().clone().requires_grad_() for name in chosen}
     run = _Run(network, head, {**live, **leaves}, examples, recipe, what)
     with differentiable():
-        losses = run.steps(list(leaves.values()), progress)
+        losses = run.steps(leaves, progress, adjust)
     found = {name: leaf.detach() for name, leaf in leaves.items()}
     _all_finite(found, what, recipe)
     if words is not None and table is not None:
@@ -80,12 +85,14 @@ class _Run:
     recipe: Recipe
     what: str
 
-    def steps(self, leaves: list[Tensor], progress: Any) -> list[float]:
+    def steps(self, leaves: Mapping[str, Tensor], progress: Any, adjust: Adjust | None) -> list[float]:
         """All steps of all epochs. Returns the loss before each."""
         recipe = self.recipe
         feed = Feed(self.network, self.examples)
         objective = Objective(self.network, self.head, self.examples)
-        optimiser = torch.optim.AdamW(leaves, lr=recipe.rate, weight_decay=recipe.weight_decay, fused=True)
+        optimiser = torch.optim.AdamW(
+            list(leaves.values()), lr=recipe.rate, weight_decay=recipe.weight_decay, fused=True
+        )
         chance = torch.Generator().manual_seed(recipe.seed)
         total = recipe.epochs * -(-len(self.examples) // recipe.batch)
         losses: list[float] = []
@@ -101,6 +108,8 @@ class _Run:
                     losses.append(self._checked(loss.item(), len(losses) + 1, total))
                     optimiser.zero_grad()
                     loss.backward()  # type: ignore[no-untyped-call]
+                    if adjust is not None:
+                        adjust(leaves)
                     optimiser.step()
                     if progress is not None:
                         progress.advance(1)
