@@ -30,9 +30,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "opcm": {},
     "mdm_oc": {},
     "nufilt": {"recover": True},
+    "dop": {"steps": 4},
     "tsv_m": {},
     "iso_c": {},
     "iso_cts": {},
+    "wudi": {"steps": 4},
 }
 
 

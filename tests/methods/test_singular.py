@@ -219,6 +219,15 @@ def test_matrices_that_are_stored_inputs_first_are_transposed() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_order_gives_the_same_bytes(name: str) -> None:
+    base, experts = models()
+    want = apply(make(name), base, experts, [1.0, 0.3, 2.0])
+    for order in ((1, 2, 0), (2, 1, 0)):
+        got = apply(make(name), base, [experts[i] for i in order], [(1.0, 0.3, 2.0)[i] for i in order])
+        assert all(torch.equal(got[n], want[n]) for n in base)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_bf16_members_are_rounded_once(name: str) -> None:
     base, experts = models()
     short = {n: t.bfloat16() for n, t in base.items()}

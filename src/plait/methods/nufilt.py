@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from plait.methods.base import Facts, Grain, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
+from plait.methods.base import Facts, Part
+from plait.methods.matrix_fold import MatrixFold
 from plait.methods.ranges import at_least, truth
-from plait.methods.tables import TABLES, finds, is_linear, pattern
 from plait.tensors import Tensor, torch
 from plait.tensors.adam import descend
-from plait.tensors.exact import Exact, ExactSum
 from plait.tensors.random import uniform
 from plait.tensors.spectral import spectrum
 
@@ -22,7 +21,7 @@ their size, and the standard deviation of A at the start."""
 
 
 @dataclass(frozen=True)
-class Nufilt(TensorMethod):
+class Nufilt(MatrixFold):
     """base + O with, for the matrix W (out, in) of a linear layer, y = W x (NUFILT, arXiv 2509.21413),
 
         O + tau (I - V V^T)
@@ -49,8 +48,6 @@ class Nufilt(TensorMethod):
 
     rank: int = 128
     recover: bool = False
-    tables: str = TABLES
-    inputs_first: str = ""
 
     facts: ClassVar[Facts] = Facts(
         summary="sum of task vectors, each without what acts on the leading inputs of those before it",
@@ -64,42 +61,15 @@ class Nufilt(TensorMethod):
     )
 
     def check(self) -> None:
+        super().check()
         at_least("rank", self.rank, 0)
         truth("recover", self.recover)
-        pattern("tables", self.tables)
-        pattern("inputs_first", self.inputs_first)
 
     def draws(self) -> bool:
         return self.recover
 
-    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
-        return "matrix" if is_linear(shape, name, self.tables) else "element"
-
-    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
-        return self.layout(shape, dtype, "")
-
-    def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
-        if not is_linear(shape, name, self.tables):
-            return {"delta": Slot("exact")}
-        return {"total": Slot("float64" if dtype == "F64" else "float32")}
-
-    def step(self, state: State, part: Part) -> State:
-        if "delta" in state:
-            summed: ExactSum = state["delta"]
-            summed.add(part.delta.times(part.weight))
-            return state
-        total: Tensor = state["total"]
-        tau = part.expert.to(torch.float64, copy=True).sub_(part.base).mul_(part.weight)
-        if not bool(tau.any()):
-            return state
-        if bool(total.any()):
-            before, new = total.view(part.where.shape), tau.to(total.dtype).view(part.where.shape)
-            if finds(self.inputs_first, part.where.name):
-                tau += self.change(before.T.contiguous(), new.T.contiguous(), part).T.flatten()
-            else:
-                tau += self.change(before, new, part).flatten()
-        tau += total
-        return {"total": tau.to(total.dtype)}
+    def enter(self, total: Tensor, tau: Tensor, part: Part) -> Tensor:
+        return tau + self.change(total, tau.to(total.dtype), part) + total
 
     def change(self, total: Tensor, tau: Tensor, part: Part) -> Tensor:
         """What is added to `tau` before it is added to `total`, both (out, in) and of one dtype."""
@@ -134,18 +104,8 @@ class Nufilt(TensorMethod):
         up, down = descend(begin, slopes, STEPS, RATE)
         return (tau @ up) @ down
 
-    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
-        if "delta" in state:
-            summed: ExactSum = state["delta"]
-            return summed.value().over(outlook.weight)
-        total: Tensor = state["total"]
-        return base.double() + total.double()
 
-    def reduces(self, members: Sequence[MemberFacts]) -> bool:
-        return len(members) == 1 and members[0].weight == 1
-
-
-def _normal(part: Part, count: int) -> Any:
+def _normal(part: Part, count: int) -> Tensor:
     """`count` normal numbers of the member and the tensor, (count,) fp64: Box and Muller 1958."""
     flat = uniform(part.seed, part.where.name, 0, 2 * count)
     radius = (-2 * torch.log1p(-flat[:count])).sqrt()
