@@ -54,6 +54,8 @@ SETS: list[tuple[str, dict[str, Any], bool | None]] = [
     ("wudi", {"steps": 3, "rate": 1e-3, "scale": 0.7, "tables": "", "inputs_first": "head"}, None),
     ("dop", {"steps": 5}, True),
     ("dop", {"steps": 3, "share": 0.5, "decay": 0.5, "rate": 1e-3, "tables": ""}, True),
+    ("slerp", {}, True),
+    ("slerp", {"t": 0.3, "updates": True}, True),
     ("mdm_oc", {}, None),
     ("mdm_oc", {"alpha": 1}, True),
     ("mdm_oc", {"granularity": "layer", "alpha": 1}, True),

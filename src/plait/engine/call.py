@@ -95,6 +95,7 @@ def check(
     out: Mapping[str, TensorRef],
 ) -> None:
     """Catch a caller's mistake before a tensor is read."""
+    method.check_count(len(members))
     for member in (*members, *enter, *leave):
         for name, ref in member.refs.items():
             if name not in base or ref.shape != base[name].shape:

@@ -25,7 +25,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from plait.errors import UsageError
+from plait.errors import RefusedInput, UsageError
 from plait.tensors import Tensor, torch
 from plait.tensors.compiled import LONG as LONG
 from plait.tensors.exact import Exact, ExactSum, Scan, difference
@@ -224,8 +224,19 @@ class TensorMethod(Method):
         with a task vector of 0, where it has a side for it."""
         return {}
 
+    most_members: ClassVar[int | None] = None
+    """How many members the formula has room for; a merge of more is refused. None: any number."""
+
     sides_needed: ClassVar[bool] = False
     """Whether a member that lacks a side for some tensor is refused. Else `Part.side` lacks it too."""
+
+    def check_count(self, count: int) -> None:
+        """Raise RefusedInput where `count` members are too many."""
+        if self.most_members is not None and count > self.most_members:
+            raise RefusedInput(
+                f"method {self.name} merges at most {self.most_members} members and would get {count}; take one out "
+                "first, or choose another method"
+            )
 
     def draws(self) -> bool:
         """Whether random numbers are drawn, so that `part.seed` must be set."""

@@ -164,6 +164,7 @@ class Table:
         side: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take a member in, at the end of the list."""
+        self.method.check_count(len(self.members) + 1)
         weight = check_weight(weight)
         held = _at_hand(expert)
         name = f"expert {len(self.members)}"

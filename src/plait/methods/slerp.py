@@ -1,0 +1,94 @@
+"""Slerp: the point between two experts on the arc that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import acos, fsum, sin, sqrt
+from typing import ClassVar
+
+from plait.methods.base import Facts, Grain, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
+from plait.methods.ranges import share, truth
+from plait.tensors import Tensor
+from plait.tensors.norms import block_sums
+
+STRAIGHT = 0.9995
+"""Experts whose cosine is larger than that, in size, are joined by a straight line, as mergekit does."""
+
+FLAT = 1e-8
+"""Task vectors are where the sine of their angle is below that."""
+
+NOTHING = 1e-8
+"""A tensor with a norm up to that has no direction, and lies at right angles to any other."""
+
+
+@dataclass(frozen=True)
+class Slerp(TensorMethod):
+    """sin((1 - t) a) / sin(a) * one + sin(t a) / sin(a) * other for two experts, with a the angle between them,
+    tensor by tensor (Shoemake 1985, "Animating rotation with quaternion curves"; mergekit's `slerp`). Where they are nearly
+    parallel or opposed: (1 - t) * one + t * other.
+
+    t: 0 gives the member that came first, 1 the other, both bit for bit.
+    updates: true does the same with the task vectors and adds the result to the base (mergekit's `nuslerp` with a
+        base). They are joined by a straight line only where they are parallel.
+
+    Without `updates` the base counts for nothing; the weights of members never do. One member comes back bit for bit;
+    three have no arc, and are refused. Sums are made in one fixed order, so the bytes do not depend on the processor.
+    """
+
+    t: float = 0.5
+    updates: bool = False
+
+    most_members: ClassVar[int] = 2
+    facts: ClassVar[Facts] = Facts(
+        summary="a point on the arc between two experts",
+        family="rebuild",
+        removal="recompute",
+        data="none",
+        order=True,
+        memory="none, both members' copies of a tensor at work",
+        cost="1 pass over both members",
+        paper="Shoemake 1985",
+    )
+
+    def check(self) -> None:
+        share("t", self.t)
+        truth("updates", self.updates)
+
+    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
+        return "matrix"
+
+    def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
+        return {}
+
+    def step(self, state: State, part: Part) -> State:
+        return {**state, f"{len(state)}": part.expert}
+
+    def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Tensor:
+        # A first member that leaves the tensor as it is has not stepped in.
+        one, other = (base, *state.values()) if len(state) == 1 else tuple(state.values())
+        if self.t in (0, 1):
+            chosen: Tensor = other if self.t else one
+            return chosen.double()
+        start = base.double()
+        if self.updates:
+            return start + self.between(one.double() - start, other.double() - start)
+        return self.between(one.double(), other.double())
+
+    def between(self, one: Tensor, other: Tensor) -> Tensor:
+        """The point between two flat fp64 tensors."""
+        norms = [sqrt(_sum(v * v)) for v in (one, other)]
+        cosine = _sum(one * other) / (norms[0] * norms[1]) if min(norms) > NOTHING else 0.0
+        angle = acos(max(-1.0, min(1.0, cosine)))
+        straight = abs(sin(angle)) < FLAT if self.updates else abs(cosine) > STRAIGHT
+        first, second = 1 - self.t, self.t
+        if not straight:
+            first, second = sin(first * angle) / sin(angle), sin(second * angle) / sin(angle)
+        return one * first + other * second
+
+    def reduces(self, members: Sequence[MemberFacts]) -> bool:
+        return len(members) == 1
+
+
+def _sum(values: Tensor) -> float:
+    return fsum(block_sums(values))
