@@ -62,6 +62,7 @@ CASES: list[tuple[str, str, dict[str, Any], float]] = [
     ("fusionbench/task_arithmetic", "task_arithmetic", {"scale": 0.3}, 1.0),
     ("fusionbench/cta", "task_arithmetic", {"scale": 0.3}, 1.0),
     ("fusionbench/ties", "ties", FUSION_TIES, 1.0),
+    ("fusionbench/cties", "ties_recursive", {"scale": 0.5}, 1.0),
     ("fusionbench/magmax", "magmax", {"scale": 0.5}, 1.0),
     ("peft_mergekit/mergekit_linear", "average", {}, 1.0),
     ("peft_mergekit/mergekit_task_arithmetic_0.3", "task_arithmetic", {"scale": 1}, 0.3),

@@ -13,12 +13,20 @@ from plait.methods.base import Method
 from plait.methods.installed import entry_points, load
 
 GROUP = "plait.methods"
+COMPARED = "plait.methods.compared"
+"""Entry points of what nobody should deploy, such as another program's way to run a method, for comparisons: found by
+name, listed nowhere."""
 T = TypeVar("T")
 
 
 @cache
 def _points() -> dict[str, str]:
     return dict(sorted(entry_points(GROUP).items()))
+
+
+@cache
+def _compared() -> dict[str, str]:
+    return entry_points(COMPARED)
 
 
 def names() -> list[str]:
@@ -28,7 +36,7 @@ def names() -> list[str]:
 
 def find(name: str) -> type[Method]:
     """The class that is registered under `name`; UsageError lists the names where there is none."""
-    value = _points().get(name)
+    value = _points().get(name) or _compared().get(name)
     if value is None:
         raise UsageError(f"method {name!r} is not known; choose one of: {', '.join(names())}")
     found = load(value)
@@ -40,7 +48,8 @@ def find(name: str) -> type[Method]:
 def name_of(method: type[Method]) -> str:
     """The registered name of a method's class, its class name where it is not registered."""
     value = f"{method.__module__}:{method.__qualname__}"
-    return next((name for name, held in _points().items() if held == value), method.__qualname__)
+    every = {**_compared(), **_points()}
+    return next((name for name, held in every.items() if held == value), method.__qualname__)
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Method:

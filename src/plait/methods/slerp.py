@@ -25,8 +25,8 @@ NOTHING = 1e-8
 @dataclass(frozen=True)
 class Slerp(TensorMethod):
     """sin((1 - t) a) / sin(a) * one + sin(t a) / sin(a) * other for two experts, with a the angle between them,
-    tensor by tensor (Shoemake 1985, "Animating rotation with quaternion curves"; mergekit's `slerp`). Where they are nearly
-    parallel or opposed: (1 - t) * one + t * other.
+    tensor by tensor (Shoemake 1985, "Animating rotation with quaternion curves"; mergekit's `slerp`). Where they are
+    nearly parallel or opposed: (1 - t) * one + t * other.
 
     t: 0 gives the member that came first, 1 the other, both bit for bit.
     updates: true does the same with the task vectors and adds the result to the base (mergekit's `nuslerp` with a
