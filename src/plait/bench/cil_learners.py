@@ -128,7 +128,7 @@ class GemLearner(Learner):
             size = self.rule.batch
             drawn = [one.sample(size, seed) if size else one for one in kept]
             weights = {name: leaf.detach() for name, leaf in leaves.items()}
-            old = [one.loss_and_gradient(weights)[1] for one in drawn]
+            old = (one.loss_and_gradient(weights)[1] for one in drawn)
             own = {
                 n: torch.zeros_like(w) if leaves[n].grad is None else leaves[n].grad
                 for n, w in weights.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from plait.tensors import Tensor, torch
 
@@ -36,23 +36,23 @@ def shares(gram: Tensor, products: Tensor, least: float) -> Tensor:
 
 
 def project(
-    gradient: Mapping[str, Tensor], old: Sequence[Mapping[str, Tensor]], gamma: float
+    gradient: Mapping[str, Tensor], old: Iterable[Mapping[str, Tensor]], gamma: float
 ) -> dict[str, Tensor] | None:
     """The gradient plus a sum of the old tasks' gradients that has no negative inner product with any of these. None
     where the gradient has none itself.
 
-    gamma: the least share of each; 0 is the nearest such gradient, more favours the old tasks.
+    gamma: the least share of each; 0 is the nearest such gradient, more favours the old tasks. Memory: the old
+    gradients twice.
     """
-    products = torch.tensor([_inner(one, gradient) for one in old], dtype=torch.float64)
-    if not len(old) or float(products.min()) >= 0:
+    own = _flat(gradient, gradient)
+    rows = torch.stack([_flat(one, gradient) for one in old])
+    products = (rows @ own).double()
+    if float(products.min()) >= 0:
         return None
-    gram = torch.tensor([[_inner(one, other) for other in old] for one in old], dtype=torch.float64)
-    found = shares(gram, products, gamma).tolist()
-    return {
-        name: slope + sum((share * one[name] for share, one in zip(found, old, strict=True)), slope * 0)
-        for name, slope in gradient.items()
-    }
+    found = shares((rows @ rows.T).double(), products, gamma)
+    parts = torch.split(own + found.to(own) @ rows, [slope.numel() for slope in gradient.values()])
+    return {name: part.view_as(slope) for (name, slope), part in zip(gradient.items(), parts, strict=True)}
 
 
-def _inner(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    return sum(float(torch.dot(one[n].flatten().double(), other[n].flatten().double())) for n in other)
+def _flat(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in like])
