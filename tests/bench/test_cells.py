@@ -12,7 +12,7 @@ from plait.bench import cells, stream, tuning
 from plait.bench.pool import Pool
 from plait.bench.results import Score
 from plait.bench.specs import parse
-from plait.bench.stream import Merged
+from plait.bench.stream import Merged, brief
 from plait.bench.tuning import Stock
 from plait.bench.worker import Model
 from plait.line import Line
@@ -130,3 +130,22 @@ def test_where_nothing_is_chosen_nothing_is_tried(
     assert pool.asked == []
     assert found["tuning"] == {"option": None, "tried": [], "chosen": None, "edge": False}
     assert found["options"] == find(name)().options()
+
+
+def test_what_a_step_found_is_kept_as_far_as_it_is_short() -> None:
+    known = {
+        "t_end": 0.5,
+        "gamma": [1.0] * 32,
+        "norm": [3.0, *[1.0] * 32, 2.0],
+        "losses": {"a": [1.0]},
+        "work": {"gradients": 9},
+        "refined": {"taken": 80, "losses": {"a": [1.0] * 9}, "work": {"losses": 2}},
+        "bounds": [["a"], []],
+    }
+    assert brief(known) == {
+        "t_end": 0.5,
+        "gamma": [1.0] * 32,
+        "norm": {"least": 1.0, "most": 3.0},
+        "work": {"gradients": 9},
+        "refined": {"taken": 80, "work": {"losses": 2}},
+    }

@@ -11,7 +11,7 @@ from typing import Any
 from plait.bench import results
 from plait.bench.pool import Pool
 from plait.bench.results import Score
-from plait.bench.stream import Merged, stream
+from plait.bench.stream import Merged, brief, stream
 from plait.bench.tuning import Stock
 from plait.bench.worker import Model
 
@@ -82,7 +82,9 @@ def last_cell(
         return [*before, [of(score) for score in scores]]
 
     values = matrix(lambda score: score.value)
-    more = {key: found[key] for key in ("fit", "known", "work") if found[key] is not None}
+    more = {key: found[key] for key in ("fit", "work") if found[key] is not None}
+    if found["known"] is not None:
+        more["known"] = [brief(known) for known in found["known"]]
     return {
         "method": name,
         "order": list(order),

@@ -136,6 +136,8 @@ def brief(known: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in known.items():
         if isinstance(value, plain) or key == "work":
             found[key] = value
+        elif key == "refined":
+            found[key] = brief(value)
         elif isinstance(value, list) and all(isinstance(v, plain) for v in value):
             found[key] = value if len(value) <= LONG else {"least": min(value), "most": max(value)}
     return found
