@@ -388,7 +388,10 @@ def test_a_run_goes_on_and_is_shown(
         )
 
 
-def test_words_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PLAIT_DATA", raising=False)
     for words, message in (
         (
             ("cil-tiny", "--orders", "7"),
