@@ -341,6 +341,16 @@ def test_the_trace() -> None:
     assert line["barrier"] == pytest.approx(want)
 
 
+@pytest.mark.parametrize(("integrator", "gamma"), [("euler", 1.0), ("heun", 0.4), ("rk4", 0.4)])
+def test_a_step_that_is_held_back_in_a_later_stage_says_so(integrator: str, gamma: float) -> None:
+    """From the bottom of a bowl: the slope is 0 at the start of the step, and above the budget at its end."""
+    start, expert = torch.zeros(SIZE, dtype=torch.float64), torch.ones(SIZE, dtype=torch.float64)
+    method = OdeM(integrator=integrator, h=0.5, t_end=0.5, budget=0.2 * SIZE)
+    _, found = steps(method, start, [start, expert], [1, 1], toys(*[lambda x: (x @ x) / 2] * 2))
+    assert found[1]["gamma"][0] == pytest.approx(gamma, abs=0.06)
+    assert found[1]["restrained"] == (gamma < 1)
+
+
 @pytest.mark.parametrize(("integrator", "each"), [("euler", 1), ("heun", 2), ("rk4", 4)])
 def test_what_it_costs(integrator: str, each: int) -> None:
     """One gradient a stage, and a loss at either end; those of the straight line are extra."""

@@ -69,7 +69,8 @@ class Path:
 
     def follow(self, theta: Tensor, watch: Watch | None = None) -> Known:
         """Move `theta`, in place; returns the trace. `t` has a point more than `gamma`, `inner` and `norm`, which are
-        those of the steps; so have the `losses`, by task."""
+        those of the steps (of several stages of a step the least gamma; the others at its start); so have the
+        `losses`, by task."""
         watch = watch or Blind()
         marks = times(self.end, self.h)
         gradient = self.layout.empty()
@@ -114,15 +115,16 @@ class Path:
         start = here = theta
         if len(stages) > 1:
             start, here = theta.clone(), theta.clone()
+        gammas: list[float] = []
         for number, (node, weight) in enumerate(stages):
             now = t + node * s
             losses = self.calibration.gradient(here, gradient, f"at t = {now:g}")
             if trace["budget"] is None:
                 trace["budget"] = mean(trace["target"]) - mean(losses)
             found = self._velocity(here, gradient, now, trace["budget"])
+            gammas.append(found.gamma)
             if number == 0:
                 self._record(trace, losses)
-                trace["gamma"].append(found.gamma)
                 trace["inner"].append(found.inner)
                 trace["norm"].append(found.norm)
             ahead = stages[number + 1][0] if number + 1 < len(stages) else None
@@ -132,6 +134,7 @@ class Path:
                 if ahead is not None:
                     here[block] = start[block]
                     _add(here[block], away, gradient[block], s * ahead, 1 - now, pull)
+        trace["gamma"].append(min(gammas))
 
     def _velocity(self, at: Tensor, gradient: Tensor, t: float, budget: float) -> Velocity:
         found = self.layout.products(self.target, at, gradient)
