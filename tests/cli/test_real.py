@@ -15,7 +15,7 @@ from plait.cli.schema import SCHEMA
 from tests.cli.conftest import Plait
 from tests.line.models import base_tensors, expert_tensors, read, same_bits, write_folder
 
-NULL_IS_FINE = {"receipt", "accounting", "replay", "task", "dtype", "note", "batchnorm"}
+NULL_IS_FINE = {"receipt", "accounting", "replay", "task", "dtype", "note", "batchnorm", "points"}
 
 
 @pytest.fixture

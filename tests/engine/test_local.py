@@ -81,6 +81,14 @@ def test_an_exception_stops_the_plan_and_is_raised_once(workers: int, failing: t
 
 
 def test_a_keyboard_interrupt_stops_the_plan() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupted() -> None:
     started = threading.Event()
 
     def act(job: Job, desk: Desk) -> None:

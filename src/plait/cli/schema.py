@@ -116,7 +116,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "out": "where the page was written, or null",
         "bytes": "size of the page, or null",
         "facts": "all that the page tells: {schema, plait, line, deployed, members, ledger, evaluation, vectors, "
-        "removals, purged, gaps}; see docs/report.md",
+        "removals, paths, purged, gaps}; see docs/report.md",
     },
     "verify": {
         "line": "path of the line",
