@@ -163,7 +163,11 @@ def test_points_are_the_models_of_paths_that_end_there(world: Path, monkeypatch:
     with pytest.raises(SystemExit):
         line.merge(world / "b", **words)
     told = cut(monkeypatch, "", 0)
-    points = line.merge(world / "b", **words)["points"]
+    done = line.merge(world / "b", **words)
+    points = done["points"]
+    assert done["notes"] == [
+        "no point was written for t = 0.9: the path ends before, or there was none to follow"
+    ]
     assert told == [("b", 2)]  # points before the stop are not made again
     assert line.digest == plain.digest
     assert [(p["t"], Path(p["path"]).name) for p in points] == [(0, "t-0"), (0.3, "t-0.3"), (0.5, "t-0.5")]
@@ -207,8 +211,12 @@ def test_points_are_refused_where_there_is_no_path(world: Path) -> None:
         line.merge(world / "a", tasks=world / "tasks.yaml", path_at=[0.5])
     with pytest.raises(UsageError, match=r"t is 1.5, expected a number from 0 to 1"):
         line.merge(world / "a", tasks=world / "tasks.yaml", path_points=world / "points", path_at=[1.5])
+    for odd, message in ((["a"], "t is 'a', expected a number"), (0.25, "path_at is 0.25, expected numbers")):
+        with pytest.raises(UsageError, match=message):
+            line.merge(world / "a", tasks=world / "tasks.yaml", path_points=world / "p", path_at=odd)  # type: ignore[arg-type]
     done = line.merge(world / "a", tasks=world / "tasks.yaml", path_points=world / "points")
     assert done["points"] == []
+    assert done["notes"] == []
     assert not (world / "points").exists()
 
 

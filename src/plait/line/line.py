@@ -212,7 +212,10 @@ class Line:
             told: dict[str, Any] = {"accounting": arrival.accounting, "notes": arrival.notes}
             fresh = not members or keeps_no_state(setting.method)
             done = commit(self.store, "merge", task, built, work, began, fresh=fresh, **told)
-            return done if setting.points is None else {**done, "points": setting.points.told()}
+            if setting.points is None:
+                return done
+            notes = [*(done.get("notes") or ()), *setting.points.lacking()]
+            return {**done, "points": setting.points.told(), "notes": notes}
 
     def unmerge(
         self,

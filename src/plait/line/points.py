@@ -17,7 +17,7 @@ from plait.checkpoint.layout import Checkpoint
 from plait.checkpoint.output import Output, plan_output
 from plait.errors import RefusedInput, UsageError
 from plait.methods.base import Method
-from plait.methods.watch import between
+from plait.methods.watch import NEAR, between
 from plait.types import TensorRef
 
 if TYPE_CHECKING:
@@ -47,6 +47,15 @@ class Asked:
         """The points that were written: list of {t, path}, by t."""
         return [{"t": row["t"], "path": str(self.folder / row["name"])} for row in read(self)]
 
+    def lacking(self) -> tuple[str, ...]:
+        """A note on points that were asked for and lie where the path does not come; none where all are there."""
+        there = [row["t"] for row in read(self)]
+        beyond = [t for t in self.places or () if not any(abs(t - other) <= NEAR for other in there)]
+        if not beyond:
+            return ()
+        far = ", ".join(f"{t:g}" for t in beyond)
+        return (f"no point was written for t = {far}: the path ends before, or there was none to follow",)
+
     @classmethod
     def of(
         cls, method: Method, folder: str | Path, places: Sequence[float] | None, identity: Sequence[Any]
@@ -58,9 +67,11 @@ class Asked:
                 f"points of a path were asked for, and {method.name} with these options follows none; ode_m does, as "
                 "variant paper or released"
             )
+        if places is not None and (isinstance(places, str) or not isinstance(places, Sequence)):
+            raise UsageError(f"path_at is {places!r}, expected numbers from 0 to 1, such as [0, 0.25]")
         for t in places or ():
-            if not (isfinite(t) and 0 <= t <= 1):
-                raise UsageError(f"t is {t:g}, expected a number from 0 to 1")
+            if isinstance(t, bool) or not isinstance(t, (int, float)) or not (isfinite(t) and 0 <= t <= 1):
+                raise UsageError(f"t is {t!r}, expected a number from 0 to 1")
         asked = cls(
             Path(folder).resolve(), None if places is None else tuple(sorted(set(places))), tuple(identity)
         )
