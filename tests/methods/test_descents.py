@@ -10,39 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
 
 from plait.errors import UsageError
 from plait.methods.dop import _shortest
 from plait.methods.memory import apply, same_bytes
 from plait.methods.registry import make
+from tests.methods.matrices import MATRICES, Model, drawn
 
-Model = dict[str, Tensor]
 Array = npt.NDArray[np.float64]
-
-SHAPES = {
-    "q.weight": (12, 12),
-    "up.weight": (30, 11),
-    "down.weight": (11, 30),
-    "row.weight": (1, 7),
-    "column.weight": (9, 1),
-    "q.bias": (12,),
-    "embed.weight": (9, 8),
-}
-MATRICES = [n for n, s in SHAPES.items() if len(s) == 2 and n != "embed.weight"]
 
 
 def models(count: int = 3, rank: int | None = None, seed: int = 0) -> tuple[Model, list[Model]]:
-    draw = torch.Generator().manual_seed(seed)
-
-    def noise(shape: tuple[int, ...]) -> Tensor:
-        if rank is None or len(shape) != 2:
-            return torch.randn(shape, generator=draw, dtype=torch.float64)
-        left = torch.randn(shape[0], rank, generator=draw, dtype=torch.float64)
-        return left @ torch.randn(rank, shape[1], generator=draw, dtype=torch.float64)
-
-    base = {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in SHAPES.items()}
-    return base, [{n: t + noise(tuple(t.shape)) / 16 for n, t in base.items()} for _ in range(count)]
+    return drawn(count, rank, seed)
 
 
 def adam(x: Array, slope: Callable[[Array], Array], steps: int, rate: float) -> Array:

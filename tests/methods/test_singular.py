@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
 
 from plait.errors import UsageError
 from plait.methods.memory import apply
 from plait.methods.registry import make
+from tests.methods.matrices import Model, drawn
 
-Model = dict[str, Tensor]
 Array = npt.NDArray[np.float64]
 
 SHAPES = {
@@ -32,16 +31,7 @@ NAMES = ("tsv_m", "iso_c", "iso_cts")
 
 
 def models(count: int = 3, rank: int | None = None, seed: int = 0) -> tuple[Model, list[Model]]:
-    draw = torch.Generator().manual_seed(seed)
-
-    def noise(shape: tuple[int, ...]) -> Tensor:
-        if rank is None or len(shape) != 2:
-            return torch.randn(shape, generator=draw, dtype=torch.float64)
-        left = torch.randn(shape[0], rank, generator=draw, dtype=torch.float64)
-        return left @ torch.randn(rank, shape[1], generator=draw, dtype=torch.float64)
-
-    base = {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in SHAPES.items()}
-    return base, [{n: t + noise(tuple(t.shape)) / 16 for n, t in base.items()} for _ in range(count)]
+    return drawn(count, rank, seed, SHAPES)
 
 
 # The oracles: see the algorithms' numbers in the methods' docstrings.

@@ -285,6 +285,16 @@ def test_fixed_tensors_need_not_be_handed_in() -> None:
         objective.loss({})
 
 
+def test_tokens_of_a_sample_are_counted_by_themselves() -> None:
+    objective, weights = texts(causal=True)
+    whole, _ = objective.loss_and_gradient(weights)
+    sample = objective.sample(4, seed=1)
+    part, _ = sample.loss_and_gradient(weights)
+    assert whole == pytest.approx(objective.loss(weights), rel=1e-12)
+    assert part == pytest.approx(sample.loss(weights), rel=1e-12)
+    assert objective.loss_and_gradient(weights)[0] == whole
+
+
 # Hessian-vector products
 def dense_hessian(objective: Objective, weights: dict[str, Tensor]) -> Tensor:
     """The Hessian of the loss of all examples, each in a batch of its own, by torch.autograd.functional."""

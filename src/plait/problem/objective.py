@@ -58,6 +58,7 @@ class Objective:
         self.micro = micro or batch
         self.fixed = dict(fixed or {})
         self.work = Work()
+        self._things: int | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,6 +77,7 @@ class Objective:
         if n < 1:
             raise UsageError(f"n is {n}, expected at least 1 example")
         other = copy(self)
+        other._things = None
         other.rows = tuple(sorted(Random(seed).sample(self.rows, min(n, len(self)))))
         return other
 
@@ -119,8 +121,10 @@ class Objective:
         """What the loss is the mean over: the number of examples; of predicted tokens for causal-lm."""
         if self.feed.examples.labels is not None:
             return len(self)
-        counts = (int(_predicted(piece).sum()) for piece in self.feed.pieces(self.rows, self.micro))
-        return _some(sum(counts))
+        if self._things is None:
+            pieces = self.feed.pieces(self.rows, self.micro)
+            self._things = sum(int(_predicted(piece).sum()) for piece in pieces)
+        return _some(self._things)
 
     def value_and_gradient(
         self, measure: Measure, weights: Weights, names: Iterable[str] | None = None
