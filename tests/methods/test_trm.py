@@ -17,7 +17,7 @@ from plait.methods.base import Known, MemberFacts
 from plait.methods.registry import make
 from plait.methods.trm import Trm
 from plait.methods.trm_parts import mix as mixing
-from plait.methods.trm_parts.layers import layers_of, preservation
+from plait.methods.trm_parts.layers import depths, layers_of
 from plait.methods.trm_parts.mix import Mix
 from plait.methods.trm_parts.terms import Terms
 from plait.methods.watch import Blind
@@ -146,9 +146,10 @@ def test_slopes_are_finite_differences(granularity: str, factors: tuple[float, f
     mix = mixed(granularity, b"seed", 0.5)
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(2, len(mix.groups), generator=draw, dtype=torch.float64)
-    held = Terms((PARTS[2], PARTS[1]), pre, res)
+    told = objective()
+    held = Terms((PARTS[2], PARTS[1]), pre, res, depths(told, PARTS[2]))
     scale = 0.37
-    found, gradient = held.at(objective(), mix.at(x), scale, "here")
+    found, gradient = held.at(told, mix.at(x), scale, "here")
 
     def total(x: Tensor) -> float:
         align, apart, steep = terms(flat(mix.at(x)))
@@ -438,24 +439,22 @@ def padded() -> tuple[Objective, list[Model]]:
     return Objective(network, None, Examples(texts, torch.arange(10) % 3, "padded"), micro=4), models
 
 
-def test_preservation_is_the_drift_of_layers() -> None:
+def test_layers_that_run_weigh_by_their_depth() -> None:
     told, (weights, *targets) = padded()
     assert layers_of(told.network.module) == ("spare.0", "blocks.0", "blocks.1", "blocks.2")
-    wanted = drift(told, weights, targets, {f"blocks.{i}": (i + 1) / 6 for i in range(3)})
-    for pattern in ("", r"^blocks\.\d"):
-        value, gradient = preservation(told, weights, targets, pattern)
-        assert value == pytest.approx(wanted[0], rel=1e-12)
-        assert all(torch.allclose(gradient[n], wanted[1][n], rtol=1e-10, atol=1e-12) for n in weights)
-    flat_shares = drift(told, weights, targets, {"blocks.0": 0.5, "blocks.2": 0.5})
-    assert preservation(told, weights, targets, r"[02]$", 0.0)[0] == pytest.approx(flat_shares[0], rel=1e-12)
-    steep = drift(told, weights, targets, {"blocks.0": 0.2, "head": 0.8})
-    assert preservation(told, weights, targets, r"blocks.0|head", 2.0)[0] == pytest.approx(
-        steep[0], rel=1e-12
-    )
+    wanted = {f"blocks.{i}": pytest.approx((i + 1) / 6) for i in range(3)}
+    assert depths(told, weights) == depths(told, weights, r"^blocks\.\d") == wanted
+    assert depths(told, weights, r"[02]$", 0.0) == {"blocks.0": 0.5, "blocks.2": 0.5}
+    steep = depths(told, weights, r"head|blocks.0", 2.0)
+    assert list(steep) == ["blocks.0", "head"]
+    assert list(steep.values()) == pytest.approx([0.2, 0.8])
+    by_terms = Terms(targets, 0.5, 0.0, depths(told, weights)).at(told, weights, None, "here")[0]
+    assert by_terms.pre == pytest.approx(drift(told, weights, targets, depths(told, weights))[0], rel=1e-12)
+    assert by_terms.pre > 0
     with pytest.raises(RefusedInput, match=r"none of 1 layers was run by the network, spare\.0 first"):
-        preservation(told, weights, targets, "spare.0")
+        depths(told, weights, "spare.0")
     with pytest.raises(RefusedInput, match="layers 'tail' finds none of the network's 8 modules"):
-        preservation(told, weights, targets, "tail")
+        depths(told, weights, "tail")
 
 
 def test_layers_of_a_network_without_numbers() -> None:

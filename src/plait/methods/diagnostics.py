@@ -12,7 +12,7 @@ from math import acos, degrees, sqrt
 from typing import Any
 
 from plait.methods.groups import layer_of
-from plait.methods.trm_parts.layers import layers_of, outputs, squares
+from plait.methods.trm_parts.layers import layers_of
 from plait.tensors import Tensor, torch
 from plait.tensors.random import uniform
 
@@ -77,17 +77,8 @@ def layer_drift(objective: Any, weights: Weights, reference: Weights, layers: st
     """By layer, in the order in which they run, sqrt(mean ||h(weights) - h(reference)||^2 / mean ||h(reference)||^2)
     of what it puts out for the objective's examples, padding left out. layers: see `layers_of`. Cost: 2 losses."""
     names = layers_of(objective.network.module, layers)
-    found: dict[str, list[float]] = {}
-    other: Weights = {}
-    with torch.no_grad():
-        for piece, live in objective.run(weights, (), objective.batch):
-            other = other or objective.live(reference, (), piece.device)
-            now, then = (outputs(objective, held, piece, names) for held in (live, other))
-            for layer, output in now.items():
-                sums = found.setdefault(layer, [0.0, 0.0])
-                sums[0] += float(squares(output - then[layer], piece))
-                sums[1] += float(squares(then[layer], piece))
-    return {layer: _ratio(*sums) for layer, sums in found.items()}
+    found: dict[str, float] = objective.apart(weights, reference, objective.running(weights, names))
+    return found
 
 
 def _inner(one: Weights, other: Weights) -> float:

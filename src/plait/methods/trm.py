@@ -13,6 +13,7 @@ from plait.methods.groups import GRANULARITIES
 from plait.methods.ranges import at_least, choice, finite, share, truth
 from plait.methods.tables import pattern
 from plait.methods.trm_parts.descent import Descent
+from plait.methods.trm_parts.layers import depths
 from plait.methods.trm_parts.mix import Mix
 from plait.methods.trm_parts.terms import Terms
 from plait.methods.watch import Counted, Watch
@@ -171,9 +172,10 @@ class Trm(ModelMethod):
             draw = int.from_bytes(sha256(root + str(number).encode()).digest()[:6], "little")
             return objective.sample(self.batch, draw) if self.batch else objective
 
+        layers = depths(objective, expert, self.layers, self.depth) if self.pre else {}
         descent = Descent(
             mix,
-            Terms((expert, old), self.pre, self.res, self.layers, self.depth),
+            Terms((expert, old), self.pre, self.res, layers),
             batch,
             self.steps,
             self.rate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from hashlib import sha256
@@ -191,6 +191,26 @@ class Objective:
 
         with self.work.doing("fishers", len(self)), differentiable():
             return diagonal(self, weights, self.chosen(weights, names), labels, how)
+
+    def running(self, weights: Weights, layers: Sequence[str]) -> tuple[str, ...]:
+        """See `probes.running`."""
+        from plait.problem import probes
+
+        return probes.running(self, weights, layers)
+
+    def drift(
+        self, weights: Weights, targets: Sequence[Weights], layers: Mapping[str, float]
+    ) -> tuple[float, dict[str, Tensor]]:
+        """See `probes.drift`."""
+        from plait.problem import probes
+
+        return probes.drift(self, weights, targets, layers)
+
+    def apart(self, weights: Weights, reference: Weights, layers: Sequence[str]) -> dict[str, float]:
+        """See `probes.apart`."""
+        from plait.problem import probes
+
+        return probes.apart(self, weights, reference, layers)
 
     # what the probes build on
     def run(

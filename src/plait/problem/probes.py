@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import inf, sqrt
 from typing import Any
 
 from plait.errors import RefusedInput, UsageError
@@ -132,6 +134,47 @@ def drift(
         return torch.stack(terms).sum(), len(piece)
 
     return objective.value_and_gradient(measure, weights, names)
+
+
+def running(objective: Objective, weights: Weights, layers: Sequence[str]) -> tuple[str, ...]:
+    """Those of `layers` that run, in the order in which they are first done. One forward pass of one example.
+
+    UsageError for a module that the network has not; RefusedInput where none of them runs.
+    """
+    found: dict[str, None] = {}
+    hooks = {layer: partial(_mark, found, layer) for layer in named(objective, layers)}
+    with torch.no_grad(), listening(objective.network.module, hooks):
+        piece, live = next(objective.run(weights, (), 1))
+        objective.logits(live, piece)
+    if not found:
+        raise RefusedInput(
+            f"none of {len(hooks)} layers was run by the network, {layers[0]} first; name others"
+        )
+    return tuple(found)
+
+
+def _mark(into: dict[str, None], layer: str, *_: Any) -> None:
+    into[layer] = None
+
+
+def apart(
+    objective: Objective, weights: Weights, reference: Weights, layers: Sequence[str]
+) -> dict[str, float]:
+    """By layer, sqrt(mean ||h(weights) - h(reference)||^2 / mean ||h(reference)||^2) of what it puts out, the
+    mean over examples, padding left out; infinite where only the reference is 0. Cost: 2 losses. Errors: see
+    `outputs`."""
+    found = {layer: [0.0, 0.0] for layer in named(objective, layers)}
+    other: Weights = {}
+    with objective.work.doing("probes", len(objective)), torch.no_grad():
+        for piece, live in objective.run(weights, (), objective.batch):
+            other = other or objective.live(reference, (), piece.device)
+            now, then = (outputs(objective, held, piece, layers) for held in (live, other))
+            for one, two in zip(now, then, strict=True):
+                found[one.layer][0] += float(_square(one, two.output).sum(dtype=torch.float64))
+                found[one.layer][1] += float(_square(two, torch.zeros(())).sum(dtype=torch.float64))
+    return {
+        layer: sqrt(off / size) if size else (inf if off else 0.0) for layer, (off, size) in found.items()
+    }
 
 
 def _square(seen: Seen, target: Tensor) -> Tensor:

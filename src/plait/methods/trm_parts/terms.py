@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import PlaitError
-from plait.methods.trm_parts.layers import preservation
 from plait.tensors import Tensor, torch
 
 Weights = Mapping[str, Tensor]
@@ -30,7 +29,7 @@ class Terms:
     """L_align + pre * L_pre + res * L_res on the examples of an objective.
 
     targets: the two models whose mean representations are to be kept. pre, res: factors; 0: that term is not
-    computed. layers, depth: see `preservation`.
+    computed. layers: omega by layer, see `layers.depths`.
 
     Cost: 1 gradient; 1 more and a forward pass for each target with `pre`; a Hessian-vector product (about 2
     gradients) with `res`. Memory: 3 models with the weights.
@@ -39,8 +38,7 @@ class Terms:
     targets: Sequence[Weights]
     pre: float
     res: float
-    layers: str = ""
-    depth: float = 1.0
+    layers: Mapping[str, float]
 
     def at(
         self, objective: Any, weights: Weights, scale: float | None, where: str
@@ -60,7 +58,7 @@ class Terms:
                 slopes[name] = slopes[name] - 2 * by_res * product
         apart = 0.0
         if self.pre:
-            apart, pull = preservation(objective, weights, self.targets, self.layers, self.depth)
+            apart, pull = objective.drift(weights, self.targets, self.layers)
             for name in slopes:
                 slopes[name] = slopes[name] + self.pre * pull.pop(name)
         res = -steep / scale if by_res else 0.0
