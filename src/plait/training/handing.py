@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from plait.checkpoint.format import FileWriter
 from plait.checkpoint.names import map_names
 from plait.checkpoint.sidecars import TRAINING
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, UsageError
 from plait.tensors import Tensor, torch
 from plait.types import DTYPES
 
@@ -135,7 +135,9 @@ def _check_own_head(setting: Setting, task: Task, inputs: Any, weights: Mapping[
 
 def fill(module: Module, weights: Mapping[str, Tensor], setting: Setting) -> None:
     """Write the model into the module's tensors. RefusedInput, before any is touched, where a tensor is missing or
-    has another shape. One prefix before the module's names, or one that they lack, is no difference."""
+    has another shape; UsageError where it is no module. One prefix before the module's names, or one that they lack, is no difference."""
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"module is a {type(module).__name__}, expected the torch.nn.Module that is trained")
     own = module.state_dict()
     names, _, _ = map_names(list(weights), list(own))
     aliases = setting.base.aliases
