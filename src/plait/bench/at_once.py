@@ -46,7 +46,7 @@ def merge_and_measure(
     world = world_of(setup)
     method = make(name, dict(options))
     base = world.tensors(Model(setup.base))
-    free = {task: _free(world, experts[task]) for task in order}
+    free = {task: free_tensors(world, experts[task]) for task in order}
     start = {n: base[n] for n in next(iter(free.values()))}
     need = need_of(method)
     problem = problem_of(world, order, need) if need is not None and need.wants == "problem" else None
@@ -92,7 +92,7 @@ def _objective(world: World, task: str, need: Need) -> Objective:
     )
 
 
-def _free(world: World, expert: Path) -> dict[str, Tensor]:
+def free_tensors(world: World, expert: Path) -> dict[str, Tensor]:
     """The tensors of an expert that are merged, by the base's names."""
     from plait.checkpoint import open_checkpoint
     from plait.line.build import mergeable
@@ -126,7 +126,7 @@ def _sides(
     need = need_of(method)
     assert isinstance(method, TensorMethod)
     assert need is not None
-    own = _free(world, expert)
+    own = free_tensors(world, expert)
     objective = _objective(world, task, need)
     kind = _KINDS[need.wants]
     places: dict[str, Where] = {n: whole(n, tensor) for n, tensor in own.items()}
@@ -149,7 +149,7 @@ def cosines(setup: Setup, experts: Mapping[str, Path]) -> list[list[float]]:
     world = world_of(setup)
     base = world.tensors(Model(setup.base))
     total = torch.zeros(len(experts), len(experts), dtype=torch.float64)
-    own = [_free(world, expert) for expert in experts.values()]
+    own = [free_tensors(world, expert) for expert in experts.values()]
     for name in own[0]:
         rows = torch.stack([(one[name].double() - base[name].double()).flatten() for one in own])
         total += rows @ rows.T

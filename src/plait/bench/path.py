@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from plait.bench import results
-from plait.bench.at_once import _free, problem_of
+from plait.bench.at_once import free_tensors, problem_of
 from plait.bench.run import Asked, Run, Say, conduct
 from plait.bench.specs import Spec, parse
 from plait.bench.suites import find
@@ -156,7 +156,7 @@ def follow(
     assert isinstance(method, ModelMethod)
     assert isinstance(whole, ModelMethod)
     base = world.tensors(Model(setup.base))
-    free = {task: _free(world, experts[task]) for task in order}
+    free = {task: free_tensors(world, experts[task]) for task in order}
     start = {n: base[n] for n in free[order[0]]}
     need = need_of(method)
     problem = None if need is None else problem_of(world, order, need)
