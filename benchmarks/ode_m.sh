@@ -26,9 +26,10 @@ last 42 "ode_m $few,ode_m h=0.2 $few,ode_m h=0.01 $few,ode_m samples=512"
 last 42 "ode_m granularity=layer $more,ode_m granularity=tensor $more,ode_m budget=0 $more,ode_m target=merged budget=0 $few"
 # tasks of unequal weight
 "$plait" bench run text8 --weights zipf --last --orders 42-43 --cache "$cache" --out benchmarks/results/text8-zipf.json \
-    --methods "average,task_arithmetic,ties,opcm,covariance,mdm_oc,ode_m $few,ode_m target=merged $few"
+    --methods "average,task_arithmetic,ties,opcm,covariance,covariance scale=1,mdm_oc,ode_m $few,ode_m target=merged $few"
 # what the tasks before the last and the last one get along the path to it
 "${PYTHON:-.venv/bin/python}" benchmarks/ode_path.py text8 --method "ode_m $few" --orders 42 --examples 200 --cache "$cache" \
     --data "$PLAIT_DATA" --out benchmarks/results/text8-path.json
+cp benchmarks/results/text8-path.svg docs/figures/
 # when a path is held back at all
 "${PYTHON:-.venv/bin/python}" benchmarks/ode_gamma.py --data "$PLAIT_DATA" --cache "$cache/gamma"

@@ -9,10 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ode_path import HEAD, table
+
+from plait.bench.cil_table import markdown as cil
 from plait.bench.removal_table import markdown as removal
-from plait.bench.results import REMOVAL
+from plait.bench.results import CIL, PATH, REMOVAL
 from plait.bench.results import SCHEMA as SUITE
 from plait.bench.table import markdown as suite
+from plait.bench.table import markdown_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -163,6 +167,22 @@ def ode_gamma(found: dict[str, Any]) -> list[str]:
     return rows
 
 
+def path(found: dict[str, Any]) -> list[str]:
+    cell = found["cells"][-1]
+    return [
+        f"## Along a path (suite {found['suite']})",
+        "",
+        f"`python benchmarks/ode_path.py {found['suite']} …`: {cell['members'] - 1} tasks are merged, and the path of "
+        f"`{cell['method']}` is followed all the way to the expert of the last one ({cell['order'][-1]}, order "
+        f"{cell['seed']}); a merge stops at t = 1/{cell['members']}. Accuracies, in percent, on the tasks before "
+        "(old), the last one (new) and all; the mean loss of all; beside them what the straight line has at the same t.",
+        "",
+        *markdown_table([HEAD, *table([cell])]),
+        "",
+        f"![Accuracy on the old tasks over that on the new one](figures/{found['suite']}-path.svg)",
+    ]
+
+
 def main() -> None:
     page = [
         "# Benchmarks",
@@ -175,7 +195,7 @@ def main() -> None:
         file = RESULTS / f"{name}.json"
         if file.exists():
             page += ["", *section(json.loads(file.read_text()))]
-    for schema, section_of in ((SUITE, suite), (REMOVAL, removal)):
+    for schema, section_of in ((SUITE, suite), (PATH, path), (REMOVAL, removal), (CIL, cil)):
         for file in sorted(RESULTS.glob("*.json")):
             found = json.loads(file.read_text())
             if isinstance(found, dict) and found.get("schema") == schema:
