@@ -22,7 +22,7 @@ refined="batch=32 $few"
 last 42-44 "ode_m $more,ode_m calibration=new $more,ode_m variant=control_refine $refined,ode_m variant=control_adamw $refined"
 last 42-43 "ode_m variant=released h=0.02 $refined,ode_m target=merged $few"
 # what single options do
-last 42 "ode_m $few,ode_m h=0.2 $few,ode_m h=0.01 $few,ode_m samples=512"
+last 42 "ode_m $few,ode_m h=0.2 $few,ode_m h=0.01 $few,ode_m samples=512,ode_m samples=1024"
 last 42 "ode_m granularity=layer $more,ode_m granularity=tensor $more,ode_m budget=0 $more,ode_m target=merged budget=0 $few"
 # tasks of unequal weight
 "$plait" bench run text8 --weights zipf --last --orders 42-43 --cache "$cache" --out benchmarks/results/text8-zipf.json \

@@ -89,6 +89,7 @@ def test_splits_by_their_names() -> None:
         ("clinc150", 5), ("clinc150", 10), ("clinc150", 15), ("banking77", 7), ("banking77", 11),
     ]  # fmt: skip
     assert text.pairs(["7", "clinc150/10"]) == [("clinc150", 10), ("banking77", 7)]
+    assert text.pairs(["banking77"]) == [("banking77", 7), ("banking77", 11)]
     with pytest.raises(UsageError, match=r"splits '6' are none of cil-text; choose of: clinc150/5, "):
         text.pairs(["6"])
     with pytest.raises(UsageError, match="suite 'x' is not known; choose one of: cil-text"):

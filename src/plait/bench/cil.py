@@ -49,12 +49,12 @@ class CilSuite:
         return self.suite.name
 
     def pairs(self, wanted: Sequence[str] | None) -> list[tuple[str, int]]:
-        """(data set, number of groups) that are asked for: `5`, or `clinc150/5`; None for all. UsageError for a word
-        that stands for none."""
+        """(data set, number of groups) that are asked for: `5`, `clinc150`, or `clinc150/5`; None for all.
+        UsageError for a word that stands for none."""
         every = [(name, count) for name, counts in self.splits.items() for count in counts]
         if wanted is None:
             return every
-        words = {pair: {str(pair[1]), f"{pair[0]}/{pair[1]}"} for pair in every}
+        words = {pair: {str(pair[1]), pair[0], f"{pair[0]}/{pair[1]}"} for pair in every}
         strange = [word for word in wanted if not any(word in known for known in words.values())]
         if strange:
             offered = ", ".join(f"{name}/{count}" for name, count in every)
