@@ -33,7 +33,7 @@ def arguments(parser: Parser, listed: Callable[[str], tuple[str, ...]]) -> None:
         "--splits",
         type=listed,
         metavar="LIST",
-        help="for cil: numbers of groups of classes, such as 5,10, clinc150 or clinc150/5; all of the suite by default",
+        help="for cil: numbers of groups of classes, such as 5,10, clinc150 or clinc150/5; all by default",
     )
     parser.add_argument(
         "--each", type=positive, metavar="N", help="for cil: train examples of a class at most, 50 by default"
