@@ -9,7 +9,7 @@ CASES ?= ../shared/cases
 OUT ?= out
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test slow cases lint types docs wheel check bench clean
+.PHONY: help env demo test slow cases conformance lint types docs pages wheel check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ slow: $(STAMP)  ## the long sweeps: crash at every call, large models
 cases: $(STAMP)  ## agreement with other tools on the cases in $(CASES)
 	PLAIT_CASES=$(abspath $(CASES)) $(BIN)/python -m pytest tests/conformance
 
+conformance: $(STAMP)  ## agreement with other tools, run on the spot
+	$(BIN)/python tests/conformance/live.py
+
 lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -44,6 +47,10 @@ types: $(STAMP)  ## mypy, strict
 
 docs: $(STAMP)  ## links, commands and options in the documents
 	$(BIN)/python -m pytest tests/docs
+
+pages: $(STAMP)  ## write what is generated in docs/
+	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/methods.py
 
 wheel: $(STAMP)  ## build the wheel, install it alone, run a merge with it
 	$(BIN)/python tests/wheel.py
@@ -57,4 +64,4 @@ bench: $(STAMP)  ## speed and memory figures
 	$(BIN)/python benchmarks/report.py
 
 clean:  ## remove the environment and what was made
-	rm -rf $(VENV) $(OUT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .conformance $(OUT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -146,9 +146,11 @@ def test_opcm_agrees(file: str, variant: str) -> None:
     got = apply(make("opcm", {"variant": variant}), read("input/base"), experts())
     want = read(f"fusionbench/{file}")
     judge = recursion(variant == "diagonal", torch.float64)
-    assert worst(got, judge) <= 2e-6
-    assert worst(got, want) <= 2e-6 + worst(want, judge)
-    assert overall(got, want) <= (1e-5 if variant == "block" else 5e-5)
+    # The state is rounded to fp32 at every step, which moves single singular vectors; a twentieth of what fp32 costs.
+    rounded = worst(recursion(variant == "diagonal", torch.float32), judge) if variant == "diagonal" else 0.0
+    assert worst(got, judge) <= max(2e-6, rounded / 20)
+    assert worst(got, want) <= max(2e-6, rounded / 20) + worst(want, judge)
+    assert overall(got, want) <= 1e-5 + (0 if variant == "block" else overall(want, judge))
 
 
 # TSV-M, Iso-C and Iso-CTS: the peer decomposes in fp32, and which directions are the leading ones depends on gaps
@@ -242,8 +244,9 @@ def test_model_stock_differs_from_fusionbench_by_the_angle_rule_alone() -> None:
         unit = float((mean[n] - base[n]).abs().max())
         assert (by_angle[n] - want[n]).abs().max() <= 1e-5 * unit, n
         assert (by_cosine[n] - got[n]).abs().max() <= 1e-5 * unit, n
-        # Near 90 degrees the two means differ in the third power of the cosines, which reach 0.3 in small tensors.
-        assert (got[n] - want[n]).abs().max() <= 1e-2 * unit, n
+        # Near 90 degrees the two means differ in the third power of the cosines: c^3 / 6 each, 4 times that in t, and
+        # in small tensors they reach 0.35.
+        assert (got[n] - want[n]).abs().max() <= 3e-2 * unit, n
 
 
 def test_a_clamped_ratio_differs_only_where_task_vectors_disagree() -> None:
