@@ -146,11 +146,12 @@ def ode_gamma(found: dict[str, Any]) -> list[str]:
         "",
         "`python benchmarks/ode_gamma.py …`: paths from the expert of one task all the way to that of another, "
         f"{found['samples']} calibration examples of both together, h = 0.05: 20 steps, of which a merge of two "
-        "makes the first 10. *Held back* counts steps with γ < 1, and tells the least γ. *Barrier*: how far the mean "
-        "loss rises at most above the straight line between its ends; in brackets that of the straight way.",
+        "makes the first 10. *Held back* counts steps with γ < 1, and tells the least γ. *Loss*: the "
+        "mean over the calibration examples, with `new` over those of the second task alone, at t = 0.9 and at the "
+        "end; in brackets that of the straight way.",
         "",
-        "| experts | cosine | path | held back, t < ½ | t ≥ ½ | barrier |",
-        "|---|---|---|---|---|---|",
+        "| experts | cosine | path | held back, t < ½ | t ≥ ½ | loss at 0.9 | at 1 |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
         cosine = f"{row['cosine']:.3f}" if "cosine" in row else ""
@@ -160,11 +161,18 @@ def ode_gamma(found: dict[str, Any]) -> list[str]:
             f"{half['held_back']} of {half['of']}" + (f", {half['least']:.2f}" if half["held_back"] else "")
             for half in (row["early"], row["late"])
         ]
-        line = "" if row["line"] is None else f" ({row['line']['barrier']:.2f})"
+        late, end = (_loss(row["losses"], row["t"], t) for t in (0.9, 1.0))
+        line = "" if row["line"] is None else f" ({_loss(row['line']['losses'], row['line']['t'], 0.9):.3f})"
         rows.append(
-            f"| {row['condition']} | {cosine} | {way} | {halves[0]} | {halves[1]} | {row['barrier']:.2f}{line} |"
+            f"| {row['condition']} | {cosine} | {way} | {halves[0]} | {halves[1]} | {late:.3f}{line} | {end:.3f} |"
         )
     return rows
+
+
+def _loss(losses: dict[str, list[float]], marks: list[float], t: float) -> float:
+    """The mean of the tasks' losses at the mark nearest to t."""
+    place = min(range(len(marks)), key=lambda at: abs(marks[at] - t))
+    return sum(each[place] for each in losses.values()) / len(losses)
 
 
 def path(found: dict[str, Any]) -> list[str]:
@@ -172,10 +180,11 @@ def path(found: dict[str, Any]) -> list[str]:
     return [
         f"## Along a path (suite {found['suite']})",
         "",
-        f"`python benchmarks/ode_path.py {found['suite']} …`: {cell['members'] - 1} tasks are merged, and the path of "
-        f"`{cell['method']}` is followed all the way to the expert of the last one ({cell['order'][-1]}, order "
-        f"{cell['seed']}); a merge stops at t = 1/{cell['members']}. Accuracies, in percent, on the tasks before "
-        "(old), the last one (new) and all; the mean loss of all; beside them what the straight line has at the same t.",
+        f"`python benchmarks/ode_path.py {found['suite']} …`: {cell['members'] - 1} tasks are merged, and the "
+        f"path of `{cell['method']}` is followed all the way to the expert of the last one ("
+        f"{cell['order'][-1]}, order {cell['seed']}); a merge stops at t = 1/{cell['members']}. Accuracies, in "
+        "percent, on the tasks before (old), the last one (new) and all; the mean loss of all; beside them what the "
+        "straight line has at the same t.",
         "",
         *markdown_table([HEAD, *table([cell])]),
         "",
