@@ -25,7 +25,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "new": {"calibration": "new"},
     "merged": {"target": "merged"},
     "released": {"variant": "released", "refine": 2},
-    "refined average": {"variant": "control_refine", "refine": 2},
+    "refined average": {"variant": "control_refine", "refine": 2, "h": 0.0},
+}
+WAYS_ON: dict[str, dict[str, Any]] = {
+    **WAYS,
+    "refined": {"variant": "control_refine", "h": 0.0, "refine": 12, "batch": 4, "rate": 1e-4},
+    "plain AdamW": {"variant": "control_adamw", "h": 0.0, "refine": 12, "batch": 4, "rate": 1e-3},
 }
 
 
@@ -83,11 +88,11 @@ def cut(patch: pytest.MonkeyPatch, task: str, at: int) -> list[tuple[str, int]]:
     return told
 
 
-@pytest.mark.parametrize("way", ["paper", "new", "merged", "released", "trm"])
+@pytest.mark.parametrize("way", ["paper", "new", "merged", "released", "refined", "plain AdamW", "trm"])
 def test_a_merge_that_was_stopped_on_its_way_goes_on_to_the_same_bytes(
     world: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    name, options = ("trm", TRM) if way == "trm" else ("ode_m", {**SHORT, "h": 0.1, **WAYS[way]})
+    name, options = ("trm", TRM) if way == "trm" else ("ode_m", {"samples": 12, "h": 0.1, **WAYS_ON[way]})
     line = make(world, "line", "a", name, **options)
     want = make(world, "other", "ab", name, **options)
     words: dict[str, Any] = {"tasks": world / "tasks.yaml"}

@@ -92,13 +92,16 @@ def run_model(
                 steps.keep(folder, found)
         sums: Sums = {}
         if new_state is not None:
-            size = save(new_state, desk, now)
+            if steps is None or steps.folder != new_state:
+                save(new_state, desk, now)
+            size = (new_state / STATE).stat().st_size
             sums = {STATE: [[0, size, desk.checksum(str(new_state / STATE), 0, size)]]}
-            if steps is not None:
+            if steps is not None and steps.folder != new_state:
                 steps.keep(new_state, found)
         merged = {name for name in names if name in out}
         if merged and order:
-            watch = _watch(method.finish, order[-1], desk, None, None, driver)
+            inside = None if steps is None else steps.inside(f"finish {order[-1]}", len(found))
+            watch = _watch(method.finish, order[-1], desk, inside, None, driver)
             try:
                 now, more = method.finish(now, weights, [facts[task] for task in order], problem, **watch)
             finally:

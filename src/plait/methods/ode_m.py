@@ -21,6 +21,12 @@ from plait.methods.watch import Counted, Watch
 from plait.tensors import Tensor
 
 VARIANTS = ("paper", "released", "control_refine", "control_adamw")
+ONLY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("calibration", "granularity", "integrator", "budget", "line"), ("paper",)),
+    "h": ("paper", "released"),
+    **dict.fromkeys(("refine", "rate", "batch"), VARIANTS[1:]),
+}
+"""Options that only some of the variants have."""
 OWN_STEP = {"released": 0.01}
 OWN_SAMPLES = {"paper": 1024}
 OWN_RATE = {"control_adamw": 1e-5}
@@ -119,20 +125,14 @@ class OdeM(ModelMethod):
         self._check_variant()
 
     def _check_variant(self) -> None:
-        if self.variant == "paper":
-            return
-        usual = {
-            "calibration": "seen",
-            "granularity": "model",
-            "integrator": "euler",
-            "budget": None,
-            "line": 0,
-        }
-        for name, value in usual.items():
-            if getattr(self, name) != value:
+        untouched = OdeM(variant=self.variant)
+        usual = [untouched, untouched.resolved()]
+        for name, variants in ONLY.items():
+            value = getattr(self, name)
+            if self.variant not in variants and value not in [getattr(one, name) for one in usual]:
                 raise UsageError(
-                    f"{name} is {getattr(self, name)} and variant {self.variant}, which has no such option; leave it "
-                    f"out, or use variant=paper"
+                    f"{name} is {value} and variant {self.variant}, which has no such option; leave it out, or use "
+                    f"variant={' or '.join(variants)}"
                 )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -12,6 +13,7 @@ from plait.methods.watch import Blind, Watch
 from plait.tensors import Tensor, torch
 
 ANCHOR, TRUST, WORSE, EVERY = 1e-3, 1e-3, 0.02, 10
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -38,20 +40,29 @@ class Refine:
     def follow(self, theta: Tensor, watch: Watch | None = None) -> tuple[Tensor, Known]:
         """The refined weights in a new buffer, and the trace. `theta` stays."""
         watch = watch or Blind()
-        first = self.calibration.losses(theta, "before the refinement")
-        trace: Known = {"steps": [0], "losses": {task: [loss] for task, loss in first.items()}, "taken": 0}
-        here = theta.clone()
-        best, lowest = theta.clone(), mean(first)
-        radius = TRUST * float(theta.double().norm())
+        here, best = theta.clone(), theta.clone()
         gradient = self.layout.empty()
         here.grad = gradient
-        chance = torch.optim.AdamW([here], lr=self.rate, foreach=False)
-        for number in range(1, self.steps + 1):
+        adam = torch.optim.AdamW([here], lr=self.rate, foreach=False)
+        held = watch.kept()
+        if held is None:
+            losses = self.calibration.losses(theta, "before the refinement")
+            trace: Known = {"steps": [0], "losses": {task: [loss] for task, loss in losses.items()}, "taken": 0}
+            done = 0
+        else:
+            note, tensors = held
+            trace, done = note["trace"], note["done"]
+            _take_up(tensors, here, best, adam, done)
+            del held, tensors
+        first = {task: row[0] for task, row in trace["losses"].items()}
+        lowest = mean({task: row[trace["steps"].index(trace["taken"])] for task, row in trace["losses"].items()})
+        radius = TRUST * float(theta.double().norm())
+        for number in range(done + 1, self.steps + 1):
             where = f"in step {number} of the refinement"
             losses = self._batch(number).gradient(here.detach(), gradient, where)
             if self.guarded:
                 gradient.add_(here, alpha=ANCHOR).sub_(theta, alpha=ANCHOR)
-            chance.step()
+            adam.step()
             if self.guarded:
                 _keep_near(here, theta, radius)
             watch.tell(number, self.steps, mean(losses))
@@ -64,6 +75,9 @@ class Refine:
                 if better or not self.guarded:
                     best.copy_(here)
                     lowest, trace["taken"] = mean(losses), number
+            if number < self.steps and watch.due():
+                moments = {name: adam.state[here][name] for name in MOMENTS}
+                watch.keep({"trace": trace, "done": number}, {"here": here.detach(), "best": best, **moments})
         return best, trace
 
     def _batch(self, number: int) -> Calibration:
@@ -72,6 +86,16 @@ class Refine:
         each = max(self.batch // len(self.calibration.tasks), 1)
         draw = int.from_bytes(sha256(f"{self.seed} {number}".encode()).digest()[:6], "little")
         return Calibration(self.calibration.problem.sample(each, draw), self.layout)
+
+
+def _take_up(
+    tensors: Mapping[str, Tensor], here: Tensor, best: Tensor, adam: torch.optim.AdamW, done: int
+) -> None:
+    """Write what a stopped run had come to after `done` steps into the buffers and the optimizer."""
+    here.copy_(tensors["here"])
+    best.copy_(tensors["best"])
+    moments = {name: tensors[name].to(here.device, copy=True) for name in MOMENTS}
+    adam.state[here] = {"step": torch.tensor(float(done)), **moments}
 
 
 def _keep_near(here: Tensor, start: Tensor, radius: float) -> None:
