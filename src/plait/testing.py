@@ -16,13 +16,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
-from plait.methods.base import AdditiveMethod, Facts, MemberFacts, Method, ModelMethod, Outlook, TensorMethod
+from plait.methods.base import (
+    AdditiveMethod,
+    Facts,
+    MemberFacts,
+    Method,
+    ModelMethod,
+    Outlook,
+    TensorMethod,
+    Weight,
+)
 from plait.methods.memory import Table, apply, content, mergeable, same_bytes, whole
 from plait.methods.registry import make, names
+from plait.methods.varied import one_for_all
 from plait.tensors import BLOCK, Tensor, compiled, torch
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 WEIGHTS = (1.0, 2.0, 0.3, 0.5, 1.7)
+BY_TENSOR = "head.*:0; blocks.*:0.5..2; *.bias:1; 0.3"
+"""A weight that is another for each tensor, for methods that take such."""
 
 Model = dict[str, Tensor]
 
@@ -40,6 +52,8 @@ def check(method: Method, *, gives_back: bool | None = None, problem: Any = None
         `method.reduces`. problem: handed to a `ModelMethod`.
     """
     facts_are_complete(method)
+    options_round_trip(method)
+    method = method.over(examples("float32", 0)[0])  # options that differ by depth need to know the layers
     options_round_trip(method)
     if isinstance(method, ModelMethod):
         model_inputs_stay(method, problem)
@@ -75,6 +89,9 @@ def examples(dtype: str, count: int = 4, *, large: bool = False, seed: int = 0) 
         shapes["long.weight"] = (83, 800)
     draw = torch.Generator().manual_seed(seed)
     base: Model = {n: _edge(torch.randn(s, generator=draw) * 0.02, kind, draw) for n, s in shapes.items()}
+    deep = torch.Generator().manual_seed(seed + 1)  # layers of a number, for options that differ by depth
+    for name in ("blocks.0.weight", "blocks.1.weight", "blocks.2.weight"):
+        base[name] = (torch.randn(6, 5, generator=deep) * 0.02).to(kind)
     base["frozen"] = torch.randn(7, generator=draw).to(kind)
     base["steps"] = torch.tensor([3, 1])
     experts = []
@@ -85,6 +102,9 @@ def examples(dtype: str, count: int = 4, *, large: bool = False, seed: int = 0) 
                 continue  # a tensor that this expert leaves as it is
             moved = base[n].double() + torch.randn(shapes[n], generator=draw).double() * 0.002
             expert[n] = _edge(moved, kind, draw)
+        for name in (n for n in base if n.startswith("blocks.")):
+            moved = base[name].double() + torch.randn(6, 5, generator=deep).double() * 0.002
+            expert[name] = moved.to(kind)
         experts.append(expert)
     return base, experts
 
@@ -120,6 +140,11 @@ def sides_of(method: TensorMethod, base: Model, expert: Model) -> Model:
     return sides
 
 
+def _weights(method: TensorMethod) -> tuple[Weight, ...]:
+    """Weights that the method takes."""
+    return WEIGHTS if one_for_all(method) else (*WEIGHTS, BY_TENSOR)
+
+
 def _some(method: TensorMethod, count: int) -> int:
     """`count`, or as many members as the method has room for."""
     return count if method.most_members is None else min(count, method.most_members)
@@ -129,7 +154,7 @@ def _merged(
     method: TensorMethod,
     base: Model,
     experts: Sequence[Model],
-    weights: Sequence[float] | None = None,
+    weights: Sequence[Weight] | None = None,
     **how: Any,
 ) -> Model:
     """`apply` with made-up sides."""
@@ -281,8 +306,9 @@ def order_is_as_declared(method: TensorMethod) -> None:
     draw = random.Random(0)
     for dtype in ("bfloat16", "float32"):
         base, experts = examples(dtype, 5)
-        pairs = list(zip(experts, WEIGHTS, strict=True))
-        want = _merged(method, base, experts, WEIGHTS)
+        weights = _weights(method)[-5:]
+        pairs = list(zip(experts, weights, strict=True))
+        want = _merged(method, base, experts, weights)
         draw.shuffle(pairs)
         got = _merged(method, base, [e for e, _ in pairs], [w for _, w in pairs])
         _same(method, got, want, "another order of arrival gave other bytes")
@@ -296,7 +322,7 @@ def leaving_undoes_entering(method: TensorMethod, steps: int = 9, seed: int = 0)
     for dtype in ("bfloat16", "float32"):
         base, experts = examples(dtype, 4)
         draw = random.Random(f"{seed}-{dtype}")
-        table, inside = Table(method, base), list[tuple[int, float]]()
+        table, inside = Table(method, base), list[tuple[int, Weight]]()
         for step in range(steps):
             outside = [i for i in range(len(experts)) if i not in [j for j, _ in inside]]
             full = len(inside) == _some(method, len(experts))
@@ -305,14 +331,14 @@ def leaving_undoes_entering(method: TensorMethod, steps: int = 9, seed: int = 0)
                 table.leave(at)
                 del inside[at]
             else:
-                which, weight = draw.choice(outside), draw.choice(WEIGHTS)
+                which, weight = draw.choice(outside), draw.choice(_weights(method))
                 table.enter(experts[which], weight, side=sides_of(method, base, experts[which]))
                 inside.append((which, weight))
             if step % 4 == 3 or step == steps - 1:
                 _compare(method, table, base, [(experts[i], w) for i, w in inside])
 
 
-def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tuple[Model, float]]) -> None:
+def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tuple[Model, Weight]]) -> None:
     fresh = Table(method, base)
     for expert, weight in left:
         fresh.enter(expert, weight, side=sides_of(method, base, expert))

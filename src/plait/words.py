@@ -95,8 +95,10 @@ def figure(value: object, digits: int = 3) -> str:
     return f"{value:.{digits}g}".replace("-", "−")
 
 
-def weight(value: float) -> str:
-    """A weight as short as it can be without losing anything: 1.0 is 1."""
+def weight(value: float | str) -> str:
+    """A weight as short as it can be without losing anything: 1.0 is 1. Rules are text already."""
+    if isinstance(value, str):
+        return value
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else str(value)
 
 

@@ -176,7 +176,10 @@ def test_one_value_without_a_filter_is_a_constant() -> None:
 
 
 REFUSED: list[tuple[str, str]] = [
-    (recipe("slerp"), "merge_method 'slerp' cannot be done here; expected linear, task_arithmetic, ties,"),
+    (
+        recipe("nearswap"),
+        "merge_method 'nearswap' cannot be done here; expected linear, task_arithmetic, ties,",
+    ),
     (recipe("passthrough"), "merge_method 'passthrough' cannot be done here"),
     (recipe("[ties]"), "merge_method ['ties'] cannot be done here"),
     (
@@ -204,15 +207,30 @@ REFUSED: list[tuple[str, str]] = [
         recipe("ties", "parameters: {normalize: maybe}"),
         "parameters.normalize is 'maybe', expected true or false",
     ),
+    (recipe("ties", "parameters: {lambda: [0, x]}"), "parameters.lambda is 'x', expected a finite number"),
+    (recipe("ties", "parameters: {lambda: []}"), "parameters.lambda is [], expected a number, numbers over"),
+    (recipe("ties", "parameters: {lambda: [[1]]}"), "parameters.lambda[0] is [1], expected a value, and a"),
     (
-        recipe("ties", "parameters: {lambda: [0, 1]}"),
-        "parameters.lambda is [0, 1]: values that differ by layer",
+        recipe("ties", "parameters: {lambda: {filter: mlp}}"),
+        "parameters.lambda[0] is {'filter': 'mlp'}, expected a value, and",
     ),
     (
-        recipe("ties", a="weight: [0, 1]"),
-        "models[0].parameters.weight is [0, 1]: values that differ by layer or by",
+        recipe("ties", "parameters: {lambda: {filter: 'a;b', value: 1}}"),
+        "lambda[0].filter is 'a;b', expected",
     ),
-    (recipe("ties", a="weight: [{filter: mlp, value: 1}, {value: 0}]"), "'filter': 'mlp'"),
+    (recipe("ties", a="weight: [0, -1]"), "models[0].parameters.weight is 0..-1, expected numbers from 0 to"),
+    (
+        recipe("ties", a="weight: [{filter: mlp, value: 0}, {value: 0}]"),
+        "one of them above 0; only members of",
+    ),
+    (
+        recipe("task_arithmetic", "parameters: {normalize: true, lambda: 2}", a="weight: [1, 2]"),
+        "normalize is true, lambda is 2, and the weights differ from tensor to tensor",
+    ),
+    (
+        recipe("linear", "parameters: {normalize: false}", a="weight: [1, 2]"),
+        "normalize is false and the weights differ from tensor to tensor",
+    ),
     (
         recipe("ties", a="weight: 1, gamma: 2"),
         "models[0].parameters.'gamma' is not known; expected weight, density",
@@ -279,8 +297,59 @@ def test_what_cannot_be_honoured_is_refused(text: str, message: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_one_value_for_all_is_refused_once() -> None:
     with pytest.raises(RefusedInput) as caught:
-        parse_recipe(recipe("ties", "parameters: {density: [0.1, 0.2]}"), "r.yaml")
-    assert str(caught.value).startswith("r.yaml: parameters.density is [0.1, 0.2]: values that differ")
+        parse_recipe(recipe("ties", "parameters: {density: [0.1, x]}"), "r.yaml")
+    assert str(caught.value) == "r.yaml: parameters.density is 'x', expected a finite number"
+
+
+BY_TENSOR: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("task_arithmetic", "lambda: [0, 0.5, 1]", "", {"scale": "0..0.5..1"}),
+    ("task_arithmetic", "lambda: {filter: 'a*', value: 2}", "", {"scale": "*a[*]*:2; 1"}),
+    ("task_arithmetic", "lambda: [{filter: '*', value: 2}, {value: 3}]", "", {"scale": 2.0}),
+    ("task_arithmetic", "normalize: true, lambda: [3, 6]", "", {"scale": "2..4"}),
+    (
+        "breadcrumbs",
+        "density: [{filter: mlp, value: 1}, {value: 0.75}], gamma: 0.5",
+        "",
+        {
+            "scale": 1.0,
+            "sparsify": {"name": "breadcrumbs", "density": "*mlp*:1; 0.75", "gamma": "*mlp*:0; 0.25"},
+        },
+    ),
+    (
+        "della_linear",
+        "density: 0.5, epsilon: [0.1, 0.2]",
+        "",
+        {"scale": 1.0, "sparsify": {"name": "della", "density": 0.5, "spread": "0.2..0.4"}},
+    ),
+    (
+        "ties",
+        "density: [{value: 0.5}]",
+        ", density: [{filter: mlp, value: [0.1, 0.2]}]",
+        {**TIES, "disjoint": "mean", "density": "*mlp*:0.1..0.2; 0.5"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "rest", "each", "options"), BY_TENSOR, ids=lambda v: str(v)[:40])
+@pytest.mark.usefixtures("here")
+def test_filters_and_depths_become_rules(method: str, rest: str, each: str, options: dict[str, Any]) -> None:
+    made = read(recipe(method, f"parameters: {{{rest}}}", a=f"weight: 1.0{each}", b=f"weight: 0.5{each}"))
+    assert made.options == options
+
+
+@pytest.mark.usefixtures("here")
+def test_weights_differ_by_filter_and_depth() -> None:
+    text = recipe(
+        "ties",
+        "parameters: {weight: [{filter: bias, value: 0}]}",
+        a="weight: [{filter: mlp, value: [0, 1]}]",
+        b="weight: [1, 2]",
+    )
+    made = read(text)
+    assert [member.weight for member in made.members] == ["*mlp*:0..1; *bias*:0; 1", "1..2"]
+    assert made.notes == (
+        "no weight is given for models[0] in tensors that no filter names: 1 is taken (mergekit asks for one)",
+    )
 
 
 @pytest.mark.usefixtures("here")

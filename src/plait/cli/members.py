@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.opening import accounting_words, add_line, deployed, open_line
 from plait.cli.output import Answer, number, one_line, pairs, short
-from plait.cli.parser import GOES_ON, Parser, Verb, finite, shares
+from plait.cli.parser import GOES_ON, Parser, Verb, shares, weight
 from plait.words import plural, safe
 
 if TYPE_CHECKING:
@@ -68,7 +68,11 @@ def _merge_arguments(parser: Parser) -> None:
         "--task", metavar="NAME", help="name of the task; the folder's name where it is left out"
     )
     parser.add_argument(
-        "--weight", type=finite, default=1.0, metavar="W", help="weight of the task, 1 by default"
+        "--weight",
+        type=weight,
+        default=1.0,
+        metavar="W",
+        help="weight of the task, 1 by default; another for each tensor as in '*.mlp.*:0.5; 1'",
     )
     _checkpoint_flags(parser)
     _data_flags(parser)
@@ -138,7 +142,7 @@ def _unmerge(args: Namespace) -> Answer:
 def _reweight_arguments(parser: Parser) -> None:
     add_line(parser)
     parser.add_argument("task", metavar="TASK", help="the member whose weight changes")
-    parser.add_argument("weight", type=finite, metavar="WEIGHT", help="its new weight")
+    parser.add_argument("weight", type=weight, metavar="WEIGHT", help="its new weight")
     _own_checkpoint(parser)
 
 
@@ -153,7 +157,7 @@ def _replace_arguments(parser: Parser) -> None:
     parser.add_argument("task", metavar="TASK", help="the member whose checkpoint is replaced")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its new checkpoint")
     parser.add_argument(
-        "--weight", type=finite, default=None, metavar="W", help="its new weight; as it was by default"
+        "--weight", type=weight, default=None, metavar="W", help="its new weight; as it was by default"
     )
     parser.add_argument(
         "--old-checkpoint", metavar="DIR", help="its old checkpoint, where the line keeps statistics only"
@@ -185,9 +189,9 @@ def _changed(line: Line, args: Namespace, done: Mapping[str, Any], words: str) -
     """The answer of all four: what was done, what is deployed now, where, and how tensors were classed."""
     members = done["members"]
     task = str(done["task"])
-    weight = next((m["weight"] for m in members if m["task"] == task), None)
+    now = next((m["weight"] for m in members if m["task"] == task), None)
     result = {**done, "line": str(args.line), "model": done["path"]}
-    title = words.format(task=safe(task), weight=number(weight))
+    title = words.format(task=safe(task), weight=number(now))
     rows: list[tuple[str, object]] = [
         *deployed(result),
         ("tensors", accounting_words(done.get("accounting"))),

@@ -23,17 +23,26 @@ def _arguments(parser: Parser) -> None:
 def _row(name: str) -> dict[str, Any]:
     """All about one method, in plain values."""
     from plait.methods.registry import find
+    from plait.methods.varied import rule_options
 
     kind = find(name)
     made = kind()
     options = {f.name: made.options()[f.name] for f in fields(kind)}
     facts = {key: value for key, value in asdict(kind.facts).items() if key in _FACTS}
+    by_tensor = rule_options(kind)
     description = cleandoc(kind.__doc__ or "")
-    return {"name": name, **facts, "options": options, "description": description, "problem": None}
+    return {
+        "name": name,
+        **facts,
+        "options": options,
+        "by_tensor": by_tensor,
+        "description": description,
+        "problem": None,
+    }
 
 
 def _broken(name: str, error: Exception) -> dict[str, Any]:
-    empty = dict.fromkeys((*_FACTS, "options", "description"))
+    empty = dict.fromkeys((*_FACTS, "options", "by_tensor", "description"))
     return {"name": name, **empty, "problem": one_line(f"cannot be loaded: {error}")}
 
 
@@ -71,6 +80,7 @@ def _one(row: dict[str, Any]) -> Answer:
         ("cost", row["cost"]),
         ("paper", row["paper"]),
         ("options", listed(row["options"]) or "none"),
+        ("by tensor", ", ".join(row["by_tensor"]) or None),
     ]
     text = ["  " + safe(line) if line else "" for line in row["description"].splitlines()]
     return Answer({"methods": [row]}, [f"{row['name']}: {row['summary']}", *pairs(facts), "", *text])

@@ -80,6 +80,11 @@ def finite(text: str) -> float:
     return value
 
 
+def weight(text: str) -> float | str:
+    """A finite number, or rules that give one for each tensor."""
+    return text if ":" in text or ".." in text else finite(text)
+
+
 def shares(text: str) -> tuple[float, ...]:
     """Numbers from 0 to 1 between commas."""
     found = tuple(finite(part) for part in text.split(","))

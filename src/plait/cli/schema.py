@@ -142,7 +142,7 @@ SCHEMA: dict[str, dict[str, str]] = {
     },
     "methods": {
         "methods": "list of {name, summary, family, removal, data, order, memory, cost, paper, options, "
-        "description, problem}",
+        "by_tensor (options that may be another for each tensor), description, problem}",
     },
     "once": {
         "recipe": "path of the recipe",

@@ -32,6 +32,7 @@ from plait.engine.state import Record, StateReader, StateWriter, settle
 from plait.errors import VerificationError
 from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
 from plait.methods.coefficients import STATELESS, Coefficients
+from plait.methods.varied import weighted
 from plait.types import TensorRef
 
 EVERYTHING = Survey()
@@ -103,6 +104,7 @@ def fold(
     sums are not 0.
     """
     start = time.monotonic()
+    method = weighted(method, (m.weight for m in (*members, *enter, *leave)))
     check(method, base, members, enter, leave, out)
     driver = Driver(settings, progress)
     merge = Merge(method, base, members, enter, leave, out, driver, alpha=alpha, coefficients=coefficients)
@@ -139,6 +141,8 @@ def _fold(merge: Merge, state: Path | None, new_state: Path | None) -> set[str]:
     merge.leave = [
         _with(m, known) for m, known in zip(merge.leave, _prepare(merge, merge.leave, "leave"), strict=True)
     ]
+    # What is known of a member does not depend on its weight, so only now is left out where that is 0.
+    merge.enter, merge.leave = ([m.present() for m in group] for group in (merge.enter, merge.leave))
     # Coefficients are known of all members together, and nothing of one of them.
     weighed = merge.method.facts.family == "coefficients"
     merge.known = {m.task: {} if weighed else m.known or {} for m in merge.enter}

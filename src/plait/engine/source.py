@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.engine.desk import Desk, refuse_nonfinite
-from plait.methods.base import Known, Part, Where
+from plait.methods.base import Known, Part, Weight, Where
+from plait.methods.varied import weight_at
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Scan, scan
 from plait.types import TensorRef
@@ -16,6 +17,7 @@ from plait.types import TensorRef
 class Incoming:
     """A member as the engine sees it.
 
+    weight: a number, or rules that give one for each tensor.
     refs: the mergeable tensors in which it differs from the base; others are taken to be the base's. known:
     what the method's `prepare` found, None where it must still be found. seed: root of its random numbers.
     identity: the member's digest; where given, it stands for the bytes in the files when an interrupted merge
@@ -24,7 +26,7 @@ class Incoming:
     """
 
     task: str
-    weight: float = 1.0
+    weight: Weight = 1.0
     refs: Mapping[str, TensorRef] = field(default_factory=dict)
     known: Known | None = None
     seed: bytes = b""
@@ -41,6 +43,14 @@ class Incoming:
     @property
     def nbytes(self) -> int:
         return sum(ref.nbytes for ref in (*self.refs.values(), *self.side.values()))
+
+    def present(self) -> Incoming:
+        """The member without the tensors in which its weight is 0."""
+        if not isinstance(self.weight, str):
+            return self
+        refs = {n: ref for n, ref in self.refs.items() if weight_at(self.weight, n)}
+        side = {k: ref for k, ref in self.side.items() if weight_at(self.weight, k.split("/", 1)[1])}
+        return replace(self, refs=refs, side=side)
 
     def has(self, name: str, sides: Iterable[str]) -> bool:
         """Whether it takes part in a tensor, which has these sides."""

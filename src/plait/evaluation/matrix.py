@@ -32,7 +32,7 @@ class Matrix:
     tasks: first in the order in which they arrived, then those that never were members. cells[k][i]: the model after
     step k on task i. base[i], experts[i]: the base, and the last checkpoint that was merged under the task's name.
     arrival[i]: the step at which the checkpoint that is a member now came; None where the task is no member now.
-    weights[i]: its weight now, or None.
+    weights[i]: its weight now, text where it has one for each tensor, or None.
     """
 
     steps: tuple[Step, ...]
@@ -41,7 +41,7 @@ class Matrix:
     base: tuple[Row | None, ...]
     experts: tuple[Row | None, ...]
     arrival: tuple[int | None, ...]
-    weights: tuple[float | None, ...]
+    weights: tuple[float | str | None, ...]
 
     def values(self) -> list[list[Cell]]:
         """The accuracies alone: a[k][i]."""

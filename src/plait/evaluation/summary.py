@@ -69,6 +69,7 @@ def figures(matrix: Matrix) -> Figures:
     experts, base = ([accuracies(side)[i] for i in columns] for side in (matrix.experts, matrix.base))
     arrival = [step for step in matrix.arrival if step is not None]
     weights = [w for w in matrix.weights if w is not None]
+    numbers = [w for w in weights if not isinstance(w, str)]
     gap = metrics.plasticity_gap(rows, experts, arrival) if columns else None
     over_old, over_all = (
         None if gap is None else metrics.backward_transfer(rows, arrival, divisor=divisor)
@@ -77,7 +78,7 @@ def figures(matrix: Matrix) -> Figures:
     return Figures(
         tasks=tuple(matrix.tasks[i] for i in columns),
         acc=metrics.accuracy(final),
-        weighted=metrics.weighted_accuracy(final, weights),
+        weighted=metrics.weighted_accuracy(final, numbers) if len(numbers) == len(weights) else None,
         normalised=metrics.normalised_accuracy(final, experts),
         base=metrics.accuracy(base),
         experts=metrics.accuracy(experts),

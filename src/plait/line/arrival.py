@@ -13,6 +13,7 @@ from plait.line.build import Operand, Setting, operand, write_json
 from plait.line.data import Need, Tasks, collect, find_task, need_of, stored_task, why
 from plait.line.descent import check_last, descent_of
 from plait.line.member import Allow, Arrival, Member, private_refs, receive
+from plait.methods.base import Weight
 from plait.store import Store
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Handed:
 
     checkpoint: str | Path | None
     task: str
-    weight: float = 1.0
+    weight: Weight = 1.0
     private: tuple[str, ...] = ()
     allow: Allow = field(default_factory=Allow)
     descends_from: str | None = None

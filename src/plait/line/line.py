@@ -33,8 +33,9 @@ from plait.line.member import Allow, Member, check_task, patterns, task_of
 from plait.line.opening import chosen_compute, driving, open_setting, publish_base, seeded
 from plait.line.points import Asked
 from plait.line.resume import build_or_find
-from plait.methods.base import check_weight
+from plait.methods.base import Weight, check_weight
 from plait.methods.registry import make
+from plait.methods.varied import member_weight
 from plait.store import Store
 
 Retention = Literal["vectors", "statistics", "none"]
@@ -115,6 +116,7 @@ class Line:
         from plait.engine import size_of
 
         checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
+        chosen = driving(chosen.over(checkpoint.tensors))
         settings = {
             "method": method,
             "options": chosen.options(),
@@ -130,7 +132,8 @@ class Line:
             else size_of(chosen, mergeable(checkpoint, patterns(private))),
         }
         name = Path(base).resolve().name
-        return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite))
+        notes = chosen.idle(checkpoint.tensors)
+        return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite, notes))
 
     @classmethod
     def open(cls, path: str | Path) -> Line:
@@ -163,7 +166,7 @@ class Line:
         checkpoint: str | Path,
         task: str | None = None,
         *,
-        weight: float = 1.0,
+        weight: Weight = 1.0,
         private: Sequence[str] | str = (),
         allow_nonfinite: bool = False,
         allow_distant: bool = False,
@@ -175,6 +178,8 @@ class Line:
     ) -> dict[str, Any]:
         """Merge a fine-tuned checkpoint into the line under the name `task` (the folder's name by default).
 
+        weight: a number from 2^-20 to 2^11, or rules (see `plait.methods.rules`) that give one for each tensor, 0
+        where it takes no part, for methods that merge every tensor by itself.
         private: patterns of this checkpoint's own tensors, beside the line's.
         allow_nonfinite: take the base's value where the checkpoint holds NaN or infinity.
         descends_from: the version that it was fine-tuned from, where that is not the base: a digest or the
@@ -187,7 +192,7 @@ class Line:
         of each of its steps. The result tells of them under "points".
         """
         task = check_task(task_of(checkpoint) if task is None else task)
-        weight = check_weight(weight)
+        weight = self._weight(weight)
         if path_at is not None and path_points is None:
             raise UsageError(
                 "path_at says where points of the path lie, and path_points, their folder, is missing"
@@ -253,14 +258,14 @@ class Line:
     def reweight(
         self,
         task: str,
-        weight: float,
+        weight: Weight,
         *,
         checkpoint: str | Path | None = None,
         allow_pickle: bool = False,
         tasks: Tasks | None = None,
     ) -> dict[str, Any]:
         """Change a member's weight, as if it had been merged with that weight. checkpoint, tasks: see unmerge."""
-        weight = check_weight(weight)
+        weight = self._weight(weight)
         began = time.monotonic()
         with self.store.lock("reweight"):
             setting, work, members, index = self._begin("reweight", task)
@@ -277,7 +282,7 @@ class Line:
         task: str,
         checkpoint: str | Path,
         *,
-        weight: float | None = None,
+        weight: Weight | None = None,
         private: Sequence[str] | str = (),
         old_checkpoint: str | Path | None = None,
         allow_nonfinite: bool = False,
@@ -297,7 +302,7 @@ class Line:
         with self.store.lock("replace"):
             setting, work, members, index = self._begin("replace", task)
             old = members[index]
-            weight = check_weight(old.weight if weight is None else weight)
+            weight = self._weight(old.weight if weight is None else weight)
             allow = Allow(allow_nonfinite, allow_distant, allow_pickle)
             handed = Handed(checkpoint, task, weight, patterns(private), allow, descends_from, tasks)
             new, arrival = arrive(setting, work, handed, old)
@@ -412,6 +417,13 @@ class Line:
         return open_setting(
             self.store, workers=self.workers, chunk=self.chunk, quiet=self.quiet, device=self.device
         )
+
+    def _weight(self, weight: Weight) -> Weight:
+        """The weight of a member, checked."""
+        if isinstance(weight, (int, float)):
+            return check_weight(weight)
+        setting = self._setting()
+        return member_weight(weight, setting.method, setting.base.tensors)
 
     def _begin(self, verb: str, task: str) -> tuple[Setting, Path, tuple[Member, ...], int]:
         """What every verb on a member needs, after the checks that need no tensor."""

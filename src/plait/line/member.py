@@ -12,6 +12,7 @@ from plait.checkpoint.format import FileWriter, hash_tensor, read_header
 from plait.checkpoint.keys import Accounting, account
 from plait.checkpoint.layout import Checkpoint, open_checkpoint, root_digest
 from plait.errors import NonFinite, RefusedInput, UsageError
+from plait.methods.base import Weight
 from plait.types import TASK_NAME, TensorRef, is_task_name
 from plait.words import plural
 
@@ -26,7 +27,7 @@ class Member:
     """One task that is in the line. Plain values: it is what the ledger keeps of it."""
 
     task: str
-    weight: float
+    weight: Weight
     digest: str  # root digest of the checkpoint as it was handed in
     source: str  # last part of the path it came from
     object: str | None = None  # its changed tensors in the store; None where the line keeps no members
@@ -50,7 +51,7 @@ class Member:
         return cls(**{**row, **tuples})
 
     @property
-    def identity(self) -> tuple[str, float, str | None, str | None]:
+    def identity(self) -> tuple[str, Weight, str | None, str | None]:
         """What decides its share of the model: checkpoint, weight and data."""
         return self.digest, self.weight, self.data, self.side
 
@@ -107,7 +108,7 @@ def receive(
     base_digests: Mapping[str, str],
     into: Path,
     *,
-    weight: float = 1.0,
+    weight: Weight = 1.0,
     private: Sequence[str] = (),
     untouched: frozenset[str] = frozenset(),
     allow: Allow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,9 @@ from plait.errors import RefusedInput, UsageError
 from plait.line.build import engine_settings, mergeable, overflow, version_place
 from plait.line.exporting import put_in_place, refuse_place, staging
 from plait.line.member import identity, patterns, seed_of
-from plait.methods.base import ModelMethod, TensorMethod, check_weight
+from plait.methods.base import Method, ModelMethod, TensorMethod, Weight
 from plait.methods.registry import make
+from plait.methods.varied import member_weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ def merge_state_dicts(
     base: Mapping[str, Tensor],
     experts: Sequence[Mapping[str, Tensor]],
     method: str = "average",
-    weights: Sequence[float] | None = None,
+    weights: Sequence[Weight] | None = None,
     *,
     seed: int = 0,
     sides: Sequence[Mapping[str, Tensor]] | None = None,
@@ -44,7 +45,7 @@ def merge_state_dicts(
     """Merge state dicts in memory; for notebooks. The bytes are those of `merge_files` on the same tensors.
 
     base, experts: mappings from names to tensors of any float dtype, same names and shapes. weights: one per
-    expert, 1.0 by default. seed: for sparsifiers.
+    expert, 1.0 by default, or rules that give one for each tensor (see `plait.methods.rules`). seed: for sparsifiers.
     sides: what the method asks for beside the weights, one mapping per expert: "moment/NAME" for `regmean`,
     "fisher/NAME" for `fisher`, fp32 or fp64; of tied names the one that is kept.
     problem: the losses of the experts' tasks, in their order (a `plait.problem.Problem`), for methods that ask for
@@ -59,7 +60,8 @@ def merge_state_dicts(
     from plait.methods.memory import apply
 
     chosen = make(method, options)
-    shares = _weights(weights, len(experts))
+    chosen = chosen.over(base)
+    shares = _weights(weights, len(experts), chosen, base)
     if sides is not None and len(sides) != len(experts):
         raise UsageError(f"{len(sides)} mappings of sides for {len(experts)} experts; give one for each")
     if not isinstance(chosen, TensorMethod):  # it sees the whole model, second names included
@@ -93,7 +95,7 @@ def merge_files(
     experts: Sequence[str | Path],
     out: str | Path,
     method: str = "average",
-    weights: Sequence[float] | None = None,
+    weights: Sequence[Weight] | None = None,
     *,
     names: Sequence[str] | None = None,
     private: Sequence[str] | str = (),
@@ -129,11 +131,12 @@ def merge_files(
         )
     if not experts:
         raise UsageError("no experts were given; at least one is needed")
-    shares = _weights(weights, len(experts))
     target = Path(out)
     refuse_place(target, [Path(p) for p in (base, *experts)], force=force)
     began = time.monotonic()
     opened = open_checkpoint(base, allow_pickle=allow_pickle)
+    chosen = chosen.over(opened.tensors)
+    shares = _weights(weights, len(experts), chosen, opened.tensors)
     others = [open_checkpoint(path, allow_pickle=allow_pickle) for path in experts]
     found = [account(opened, other, patterns(private)) for other in others]
     settings = engine_settings(workers, chunk, allow_nonfinite)
@@ -163,7 +166,7 @@ def merge_files(
         ],
         "accounting": _accounting(found, replaced),
         "counts": dict(folded.counts),
-        "notes": list(overflow(folded.overflowed)),
+        "notes": [*overflow(folded.overflowed), *chosen.idle(opened.tensors)],
         "version": root,
         "seconds": round(time.monotonic() - began, 3),
     }
@@ -177,7 +180,7 @@ class _Job:
     base: Checkpoint
     others: Sequence[Checkpoint]
     found: Sequence[Accounting]
-    weights: Sequence[float]
+    weights: Sequence[Weight]
     names: Sequence[str]
     private: Sequence[str]
     seed: int
@@ -291,9 +294,11 @@ def _place(base: Checkpoint, staged: Path, target: Path) -> None:
     fsync_folder(target.parent)
 
 
-def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
+def _weights(
+    weights: Sequence[Weight] | None, count: int, method: Method, names: Iterable[str]
+) -> list[Weight]:
     if weights is None:
         return [1.0] * count
     if len(weights) != count:
         raise UsageError(f"{len(weights)} weights were given for {count} experts; one each is needed")
-    return [check_weight(w) for w in weights]
+    return [member_weight(w, method, names) for w in weights]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,12 @@ from plait.store import Store
 
 
 def publish_base(
-    path: Path, base: Checkpoint, name: str, settings: Mapping[str, Any], allow_nonfinite: bool
+    path: Path,
+    base: Checkpoint,
+    name: str,
+    settings: Mapping[str, Any],
+    allow_nonfinite: bool,
+    notes: Sequence[str] = (),
 ) -> Store:
     """Create the store with the base as its first version and its first ledger entry. All or nothing."""
     from plait import engine
@@ -62,7 +67,7 @@ def publish_base(
                 "stack": [],
                 "accounting": None,
                 "counts": {},
-                "notes": list(base.notes),
+                "notes": [*base.notes, *notes],
                 "receipt": None,
                 "software": software(method_uses_torch=False),
                 "seconds": 0.0,

@@ -21,7 +21,7 @@ generator's return value, a mapping that survives JSON.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -42,6 +42,11 @@ MOST_WEIGHT = 2.0**11
 """The weights that methods are made for. From the one to the other, TIES counts weights on a grid of 2^-40, which
 moves none by more than 2^-21 of it, and the weights behind an element may add up to just below 2^12; Model Stock
 rounds a member's direction to a step of at most 2^-30 of its weight. Sums of w * tau have no such grid."""
+
+
+Weight = Any
+"""The weight of a member: a float, or the text of rules by which it differs from tensor to tensor (`methods.rules`).
+A method only ever sees the float of the tensor at hand."""
 
 
 def check_weight(weight: Any) -> float:
@@ -174,6 +179,19 @@ class Method:
         `registry.make` after `check`."""
         return self
 
+    def across(self) -> str:
+        """Why its options must be the same for all tensors, in words that follow its name; "" where every tensor is
+        merged by itself, so that they need not be (see `methods.varied`)."""
+        return "sees all tensors at once"
+
+    def over(self, names: Iterable[str]) -> Method:
+        """The method for a base of these tensors. UsageError where it does not fit them."""
+        return self
+
+    def idle(self, names: Iterable[str]) -> list[str]:
+        """Notes on what of its options counts for no tensor of these names."""
+        return []
+
 
 def _options(holder: Any) -> dict[str, Any]:
     from plait.methods.registry import plain_option
@@ -223,6 +241,13 @@ class TensorMethod(Method):
         than the tensor's own is for grain "matrix" only. A member takes part in a tensor that it leaves as it is,
         with a task vector of 0, where it has a side for it."""
         return {}
+
+    def over(self, names: Iterable[str]) -> TensorMethod:
+        return self
+
+    def across(self) -> str:
+        """See `Method.across`. A method with surveys says so itself where these keep tensors apart."""
+        return "gathers numbers over all tensors" if self.prepares() or self.concludes() else ""
 
     most_members: ClassVar[int | None] = None
     """How many members the formula has room for; a merge of more is refused. None: any number."""

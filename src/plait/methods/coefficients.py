@@ -66,6 +66,9 @@ class CoefficientMethod(TensorMethod):
     new member costs its own row), asks `combine`, and hands each member its coefficients as `known`.
     """
 
+    def across(self) -> str:
+        return "weighs whole task vectors by what they are to each other"
+
     def group(self, name: str) -> str:
         """The group of a tensor. Groups share nothing."""
         raise NotImplementedError

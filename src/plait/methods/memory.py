@@ -27,13 +27,14 @@ from plait.methods.base import (
     State,
     Survey,
     TensorMethod,
+    Weight,
     Where,
-    check_weight,
 )
 from plait.methods.choosing import Choice, Renew, fit_of_method
 from plait.methods.coefficients import CoefficientMethod, Products, told
 from plait.methods.finite import filled, require_finite, zeroed
 from plait.methods.sides import check_sides
+from plait.methods.varied import member_weight, weight_at, weighted
 from plait.methods.weighing import Run, products
 from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.bins import owned
@@ -48,7 +49,7 @@ def apply(
     method: Method,
     base: Mapping[str, Tensor],
     experts: Sequence[Mapping[str, Tensor]],
-    weights: Sequence[float] | None = None,
+    weights: Sequence[Weight] | None = None,
     *,
     problem: Any = None,
     renew: Renew | None = None,
@@ -62,7 +63,8 @@ def apply(
 
     base, experts: tensor name -> tensor on the CPU; an expert has the base's names and shapes. Float tensors
     are merged; others (integers, truth values, fp8) must equal the base's and are copied.
-    weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out. problem: what a
+    weights: one number for each expert, from LEAST_WEIGHT to MOST_WEIGHT, 1 where left out, or its rules (see
+    `methods.rules`). problem: what a
     `ModelMethod`, or a method with a `fit`, asks for losses. renew: (model, problem) -> the problem with
     made-up examples, where a fit's `replay` asks for them. seeds: the root of each expert's random numbers; by
     default a hash of its content. sides: one mapping for each expert, "side/tensor" -> tensor in fp32 or fp64, of
@@ -79,7 +81,8 @@ def apply(
         raise UsageError(f"{len(seeds)} seeds for {len(experts)} experts; give one for each")
     if sides is not None and len(sides) != len(experts):
         raise UsageError(f"{len(sides)} mappings of sides for {len(experts)} experts; give one for each")
-    given = [check_weight(w) for w in given]
+    method = method.over(base)
+    given = [member_weight(w, method, base) for w in given]
     method.check()
     if isinstance(method, ModelMethod):
         return _apply_model(
@@ -116,7 +119,7 @@ class Entry:
 
     name: str
     expert: Mapping[str, Tensor]
-    weight: float
+    weight: Weight
     seed: bytes
     changed: frozenset[str]
     known: Known
@@ -140,7 +143,7 @@ class Table:
     ) -> None:
         if chunk < 1 or chunk % BLOCK:
             raise UsageError(f"chunk is {chunk}, expected a multiple of {BLOCK} elements")
-        self.method = method
+        self.method = method.over(base)
         self.base = _at_hand(base)
         self.chunk = chunk
         self.allow_nonfinite = allow_nonfinite
@@ -158,14 +161,15 @@ class Table:
     def enter(
         self,
         expert: Mapping[str, Tensor],
-        weight: float = 1.0,
+        weight: Weight = 1.0,
         *,
         seed: bytes | None = None,
         side: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take a member in, at the end of the list."""
         self.method.check_count(len(self.members) + 1)
-        weight = check_weight(weight)
+        weight = member_weight(weight, self.method, self.base)
+        self.method = weighted(self.method, [weight])
         held = _at_hand(expert)
         name = f"expert {len(self.members)}"
         check_names(self._given, held, name)
@@ -182,7 +186,8 @@ class Table:
             held = filled(held, self.base, self.places, self._holes)
         entry = Entry(name, held, weight, seed, changed, {}, brought)
         with one_thread():
-            entry.known = self._prepare(entry)
+            entry.known = self._prepare(entry)  # of all tensors, whatever the weight is
+            entry.changed = frozenset(n for n in changed if weight_at(weight, n))
             self.members.append(entry)
             if not isinstance(self.method, CoefficientMethod):  # else only `merged` can know the coefficients
                 self._fold(entry, self.method.step)
@@ -273,7 +278,8 @@ class Table:
     def _sides(self, entry: Entry, place: Where) -> list[str]:
         """The names of the sides that a member has for a tensor."""
         asked = self.method.sides(place.shape, place.name, place.dtype)
-        return [side for side in asked if f"{side}/{place.name}" in entry.side]
+        here = weight_at(entry.weight, place.name) != 0
+        return [side for side in asked if here and f"{side}/{place.name}" in entry.side]
 
     def _fold(self, entry: Entry, act: Callable[[State, Part], State]) -> None:
         additive = isinstance(self.method, AdditiveMethod)

@@ -50,6 +50,9 @@ class ModelStock(Sparsified):
         super().check()
         truth("clamp", self.clamp)
 
+    def across(self) -> str:
+        return ""
+
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"delta": Slot("exact"), "direction": Slot("exact")}
 

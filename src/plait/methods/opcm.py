@@ -83,6 +83,9 @@ class Opcm(TensorMethod):
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"total": Slot("float64" if dtype == "F64" else "float32")}
 
+    def across(self) -> str:
+        return "scales by the norms of whole task vectors"
+
     def prepare(self, places: Mapping[str, Where], size: int) -> Generator[Survey, Answers, Known]:
         answers = yield Survey()
         return {"norm": _norm(answers)}

@@ -57,8 +57,16 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
     An option that has options of its own takes a mapping with "name", or dotted words:
     {"sparsify": "dare", "sparsify.density": "0.5"} is {"sparsify": {"name": "dare", "density": 0.5}}.
+    A number may be given by rules, for each tensor another, where the method merges every tensor by itself: see
+    `methods.rules`.
     """
-    method = fill(find(name), f"method {name}", _undotted(dict(options or {})))
+    from plait.methods.varied import varied
+
+    kind, given = find(name), _undotted(dict(options or {}))
+    by_rules = varied(name, kind, given)
+    if by_rules is not None:
+        return by_rules
+    method = fill(kind, f"method {name}", given)
     method.check()
     return method.resolved()
 

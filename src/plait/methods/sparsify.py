@@ -192,6 +192,10 @@ class Sparsified(AdditiveMethod):
     def draws(self) -> bool:
         return self.sparsify is not None and self.sparsify.random
 
+    def across(self) -> str:
+        own = type(self).gather is not Sparsified.gather
+        return "gathers numbers over all tensors" if own or self.concludes() else ""
+
     def tau(self, part: Part, known: Known | None = None) -> Exact:
         """The chunk's task vector after the sparsifier. `known`: the sparsifier's, while `prepare` still runs."""
         if self.sparsify is None:

@@ -85,6 +85,11 @@ class Ties(Sparsified):
         choice("kept", self.kept, ("floor", "inclusive"))
         choice("zero", self.zero, ("none", "majority"))
 
+    def across(self) -> str:
+        if self.trim == "model":
+            return "with trim=model ranks magnitudes over the whole model"
+        return "with zero=majority counts signs over the whole model" if self.zero == "majority" else ""
+
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         sums = {"positive": Slot("exact"), "negative": Slot("exact")}
         if self.disjoint == "sum":

@@ -14,7 +14,7 @@ class Member(NamedTuple):
 
     checkpoint: str
     task: str
-    weight: float
+    weight: float | str  # text: rules that give one for each tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Recipe:
     notes: tuple[str, ...] = ()
 
 
-def named(members: list[tuple[str, str | None, float]], findings: Findings) -> tuple[Member, ...]:
+def named(members: list[tuple[str, str | None, float | str]], findings: Findings) -> tuple[Member, ...]:
     """Members with a task each: the one given, else the name of the folder or file. Two names alike get
     numbers where they were not given, and are a finding where they were."""
     given = [task for _, task, _ in members if task]

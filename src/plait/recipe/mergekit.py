@@ -1,17 +1,21 @@
 """mergekit's YAML in plait's words. What plait would do differently is refused or noted, never skipped.
 
 Semantics checked against mergekit 0.1.5: the defaults of `normalize`, `rescale`, `density`, `gamma`,
-`epsilon`, `lambda`, and that a per-model parameter wins over the one for all.
+`epsilon`, `lambda`, that a per-model parameter wins over the one for all, and what filters and anchors over the
+layers give to each tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.recipe.arcs import ARCS, arc
 from plait.recipe.findings import Findings, shown
 from plait.recipe.merge import Recipe, named
+from plait.recipe.settings import NOTHING, ONE, Setting, first, setting
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ _KINDS = {
     "breadcrumbs": _Kind(sparsify="breadcrumbs"),
     "breadcrumbs_ties": _Kind(elects=True, sparsify="breadcrumbs"),
 }
-METHODS = ("linear", *_KINDS, "model_stock")
+METHODS = ("linear", *_KINDS, "model_stock", *ARCS)
 
 _TOP = ("merge_method", "base_model", "models", "parameters", "dtype", "out_dtype", "tokenizer_source")
 _EXTRA = {"breadcrumbs": "gamma", "della": "epsilon"}
@@ -70,12 +74,14 @@ def translate(data: dict[str, Any], findings: Findings, folder: Path) -> Recipe 
         made = _linear(reader, models)
     elif method == "model_stock":
         made = _model_stock(reader, models)
+    elif method in ARCS:
+        made = arc(reader, method, models, base if data.get("base_model") else "")
     else:
         made = _arithmetic(reader, _KINDS[method], models)
     if findings.wrong or made is None:
         return None
     name, options = made
-    members = named([(m.path, None, m.weight) for m in models], findings)
+    members = named([(m.path, None, m.weight.option) for m in models], findings)
     return Recipe(base, name, options, members, dtype, notes=tuple(findings.notes))
 
 
@@ -86,7 +92,7 @@ class _Model:
     where: str
     path: str
     parameters: dict[str, Any]
-    weight: float = 1.0
+    weight: Setting = ONE
 
 
 class _Reader:
@@ -131,18 +137,18 @@ class _Reader:
     def base(self, data: dict[str, Any], method: str, models: list[_Model]) -> str:
         """The base; a base that is also listed as a model is taken off the list, as in mergekit."""
         if data.get("base_model") is None:
-            if method != "linear":
+            if method not in ("linear", "nuslerp"):
                 self.findings.refuse(
                     f"base_model is missing; {method} merges differences from a base: name it"
                 )
                 return ""
-            if models:
+            if models and method == "linear":
                 self.findings.note(
                     "no base_model is named: the first model stands for it; a mean is the same from any base"
                 )
             return models[0].path if models else ""
         base = self.reference("base_model", data["base_model"])
-        if method != "linear" and base:
+        if method not in ("linear", "slerp") and base:
             for model in [m for m in models if m.path and _same(m.path, base)]:
                 models.remove(model)
                 self.findings.note(f"{model.where} is the base: it adds nothing to itself, as in mergekit")
@@ -151,7 +157,7 @@ class _Reader:
         return base
 
     def constant(self, where: str, value: Any) -> Any:
-        """One value for all tensors; gradients over layers and filters are refused."""
+        """One value for all tensors, where there can be no other; anchors and filters are refused."""
         if (
             isinstance(value, list)
             and len(value) == 1
@@ -167,46 +173,50 @@ class _Reader:
             return None
         return value
 
+    def setting(self, key: str, model: _Model | None, default: Setting) -> tuple[str, Setting]:
+        """Where a parameter stands, and what it says: a model's own, then the one for all, then the default."""
+        places = [] if model is None else [(f"{model.where}.parameters.{key}", model.parameters)]
+        places.append((f"parameters.{key}", self.shared))
+        given = [(where, held[key]) for where, held in places if key in held]
+        found = first([*(setting(self.findings, where, value) for where, value in given), default])
+        return (given or places[-1:])[0][0], found
+
     def weights(self, models: list[_Model]) -> None:
         missing = []
         for model in models:
-            if "weight" in model.parameters or "weight" in self.shared:
-                own = "weight" in model.parameters
-                where = f"{model.where}.parameters.weight" if own else "parameters.weight"
-                value = self.constant(where, (model.parameters if own else self.shared)["weight"])
-                if value is not None:
-                    model.weight = self.findings.weight(where, value)
-            else:
-                missing.append(model.where)
+            where, found = self.setting("weight", model, NOTHING)
+            if found.rules.otherwise is None:
+                some = " in tensors that no filter names" if found.rules.pairs else ""
+                missing.append(model.where + some)
+                found = found.then(ONE)
+            model.weight = found
+            if found.constant is not None:
+                self.findings.weight(where, found.constant)
+            elif not all(0 <= number <= 2**20 for number in found.numbers) or not any(found.numbers):
+                self.findings.refuse(
+                    f"{where} is {found.rules.text}, expected numbers from 0 to 2^20, one of them above 0; only "
+                    "members of positive weight can be merged"
+                )
         if missing:
             self.findings.note(
                 f"no weight is given for {', '.join(missing)}: 1 is taken (mergekit asks for one)"
             )
 
-    def common(self, key: str, models: list[_Model], default: float) -> float:
-        """A number that must be the same for all models."""
-        found: dict[float, str] = {}
+    def common(self, key: str, models: list[_Model], default: float) -> Setting:
+        """A parameter that must be the same for all models."""
+        found: dict[Setting, str] = {}
         for model in models:
-            own = key in model.parameters
-            where = f"{model.where}.parameters.{key}" if own else f"parameters.{key}"
-            value = self.constant(where, model.parameters[key] if own else self.shared.get(key, default))
-            if value is not None:
-                found.setdefault(self.findings.number(where, value, default), where)
+            where, one = self.setting(key, model, Setting.of(default))
+            found.setdefault(one, where)
         if len(found) > 1:
-            each = ", ".join(f"{value:g} ({where})" for value, where in found.items())
+            each = ", ".join(f"{one.rules.text} ({where})" for one, where in found.items())
             self.findings.refuse(f"{key} differs between models: {each}; one {key} for all is needed")
-        return next(iter(found), default)
+        return next(iter(found), Setting.of(default))
 
     def flag(self, key: str, default: bool) -> bool:
         if key not in self.shared:
             return default
         return self.findings.truth(f"parameters.{key}", self.shared[key], default)
-
-    def shared_number(self, key: str, default: float) -> float:
-        if key not in self.shared:
-            return default
-        value = self.constant(f"parameters.{key}", self.shared[key])
-        return default if value is None else self.findings.number(f"parameters.{key}", value, default)
 
     def known(self, models: list[_Model], each: tuple[str, ...], shared: tuple[str, ...]) -> None:
         """Parameters that the method has no use for are findings."""
@@ -223,16 +233,24 @@ def _linear(reader: _Reader, models: list[_Model]) -> tuple[str, dict[str, Any]]
     """sum w_i theta_i / sum w_i, which is `average`."""
     reader.known(models, ("weight",), ("normalize",))
     reader.weights(models)
-    if not reader.flag("normalize", True):
-        from math import fsum
-
-        total = fsum(model.weight for model in models)
-        if total != 1 and models:
+    if not reader.flag("normalize", True) and models:
+        total = _total(models)
+        if total != 1:
+            sums = "differ from tensor to tensor" if total is None else f"sum to {total:g}"
             reader.findings.refuse(
-                f"normalize is false and the weights sum to {total:g}: the model itself would be scaled, "
+                f"normalize is false and the weights {sums}: the model itself would be scaled, "
                 "which cannot be done here; let the weights sum to 1 or set normalize to true"
             )
     return "average", {}
+
+
+def _total(models: list[_Model]) -> float | None:
+    """The sum of the weights; None where they differ from tensor to tensor."""
+    from math import fsum
+
+    constants = [model.weight.constant for model in models]
+    numbers = [number for number in constants if number is not None]
+    return fsum(numbers) if len(numbers) == len(constants) else None
 
 
 def _model_stock(reader: _Reader, models: list[_Model]) -> tuple[str, dict[str, Any]]:
@@ -255,7 +273,7 @@ def _arithmetic(reader: _Reader, kind: _Kind, models: list[_Model]) -> tuple[str
     each = ("weight", "density", *([extra] if extra else []))
     reader.known(models, each, ("normalize", "lambda", "int8_mask", "rescale"))
     reader.weights(models)
-    scale = reader.shared_number("lambda", 1.0)
+    _, scale = reader.setting("lambda", None, ONE)
     normalize = reader.flag("normalize", kind.normalize)
     if reader.flag("int8_mask", False):
         findings.note("int8_mask saves mergekit memory; plait keeps no mask, the numbers are the same")
@@ -263,55 +281,61 @@ def _arithmetic(reader: _Reader, kind: _Kind, models: list[_Model]) -> tuple[str
         given = str(not kind.rescale).lower()
         findings.refuse(f"rescale {given} cannot be honoured for this method; remove it")
     density = reader.common("density", models, 1.0)
-    if not 0 < density <= 1:
-        findings.refuse(f"density is {density:g}, expected a number above 0 and at most 1")
-    options: dict[str, Any] = {"scale": scale}
-    if kind.sparsify and density < 1:
+    if not all(0 < number <= 1 for number in density.numbers):
+        findings.refuse(f"density is {density.rules.text}, expected a number above 0 and at most 1")
+    options: dict[str, Any] = {"scale": scale.option}
+    thinned = density.constant != 1
+    if kind.sparsify and thinned:
         options["sparsify"] = _sparsifier(reader, kind, models, density, extra)
     elif extra:
         reader.common(
             extra, models, 0.0
         )  # read only to find what is wrong with it: density 1 keeps everything
     if kind.elects:
-        trimmed = density if not kind.sparsify else 1.0
+        trimmed = density.option if not kind.sparsify else 1.0
         disjoint = "mean" if normalize else "sum"
         return "ties", {**options, "density": trimmed, "trim": "tensor", "disjoint": disjoint}
-    if not kind.sparsify and density < 1:
-        findings.refuse(f"density {density:g} has no meaning for task_arithmetic; remove it, or use ties")
-    return _summed(findings, options, normalize, models)
+    if not kind.sparsify and thinned:
+        findings.refuse(
+            f"density {density.rules.text} has no meaning for task_arithmetic; remove it, or use ties"
+        )
+    return _summed(findings, options, scale, normalize, models)
 
 
 def _summed(
-    findings: Findings, options: dict[str, Any], normalize: bool, models: list[_Model]
+    findings: Findings, options: dict[str, Any], scale: Setting, normalize: bool, models: list[_Model]
 ) -> tuple[str, dict[str, Any]]:
     """Without elected signs: a plain sum, or a mean where mergekit is told to normalize."""
-    from math import fsum
-
     if not normalize:
         return "task_arithmetic", options
-    scale = options.pop("scale")
-    if scale == 1:
+    if scale.constant == 1:
         findings.note("normalize is true: this is the weighted average")
-        return "average", options
-    total = fsum(model.weight for model in models)
-    findings.note(f"normalize is true: lambda {scale:g} is divided by the sum of the weights, {total:g}")
-    return "task_arithmetic", {"scale": scale / total if total else scale, **options}
+        return "average", {key: value for key, value in options.items() if key != "scale"}
+    total, words = _total(models), scale.rules.text
+    if total is None:
+        findings.refuse(
+            f"normalize is true, lambda is {words}, and the weights differ from tensor to tensor, which cannot be "
+            "done here together; set lambda to 1, or normalize to false"
+        )
+        return "average", {}
+    findings.note(f"normalize is true: lambda {words} is divided by the sum of the weights, {total:g}")
+    return "task_arithmetic", {**options, "scale": scale.each(lambda v: v / total if total else v).option}
 
 
 def _sparsifier(
-    reader: _Reader, kind: _Kind, models: list[_Model], density: float, extra: str
+    reader: _Reader, kind: _Kind, models: list[_Model], density: Setting, extra: str
 ) -> dict[str, Any]:
     """plait's sparsifier of the same kind, with a note where its numbers differ by nature."""
-    made: dict[str, Any] = {"name": kind.sparsify, "density": density}
+    made: dict[str, Any] = {"name": kind.sparsify, "density": density.option}
     if extra == "gamma":
-        made["gamma"] = min(reader.common("gamma", models, 0.01), max(0.0, 1 - density))
+        gamma = reader.common("gamma", models, 0.01)
+        made["gamma"] = _beside(density, gamma, lambda d, g: min(g, max(0.0, 1 - d))).option
     if extra == "epsilon":
         epsilon = reader.common("epsilon", models, 0.15)
-        if not (epsilon >= 0 and density + epsilon < 1 and density - epsilon > 0):
-            reader.findings.refuse(
-                f"epsilon is {epsilon:g}: density {density:g} ± epsilon must lie between 0 and 1"
-            )
-        made["spread"] = 2 * epsilon
+        e, d = epsilon.constant, density.constant
+        if e is not None and d is not None and not (e >= 0 and d + e < 1 and d - e > 0):
+            reader.findings.refuse(f"epsilon is {e:g}: density {d:g} ± epsilon must lie between 0 and 1")
+        made["spread"] = _beside(density, epsilon, lambda d, e: 2 * e if d < 1 else 0.0).option
     if kind.sparsify in ("dare", "della"):
         kept = "density" if kind.sparsify == "dare" else "its own probability"
         reader.findings.note(
@@ -320,6 +344,16 @@ def _sparsifier(
             "sum of magnitudes of each tensor"
         )
     return made
+
+
+def _beside(density: Setting, extra: Setting, combine: Callable[[float, float], float]) -> Setting:
+    """`combine` of the density and another parameter, tensor by tensor; a density of 1 keeps everything, whatever the
+    other says. Where both differ from tensor to tensor, the other stays as it is: the sparsifier refuses what does
+    not fit."""
+    one, d = extra.constant, density.constant
+    if one is not None:
+        return density.each(lambda d: combine(d, one))
+    return extra.each(lambda e: combine(0.0 if d is None else d, e))
 
 
 def _tokenizer(data: dict[str, Any], findings: Findings) -> None:
