@@ -27,9 +27,9 @@ images() {
 texts() {
     # a rate at which little is forgotten, and one at which much is
     cil cil-text cil-text-gentle clinc150/5 "$few" --rate 1e-4 --examples 450
-    cil cil-text cil-text clinc150 "$every" --rate 5e-4 --examples 450
-    cil cil-text cil-text clinc150/5 "$parts" --rate 5e-4 --examples 450
-    cil cil-text cil-text banking77/7 "$every" --rate 5e-4 --examples 450
+    cil cil-text cil-text clinc150 "$every" --rate 5e-4 --examples 450 --each 5
+    cil cil-text cil-text clinc150/5 "$parts" --rate 5e-4 --examples 450 --each 5
+    cil cil-text cil-text banking77/7 "$every" --rate 5e-4 --examples 450 --each 5
 }
 case "${1:-all}" in
 images | texts) "$1" ;;
