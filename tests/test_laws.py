@@ -37,6 +37,8 @@ SETS: list[tuple[str, dict[str, Any], bool | None]] = [
     ("magmax", {"scale": "blocks.*:0.2..0.9; 1"}, None),
     ("tsv_m", {"scale": [0.2, 1.0]}, None),
     ("nufilt", {"rank": "head.*:2; 4"}, None),
+    ("nufilt", {"sketch": True, "rank": 1, "tables": ""}, True),
+    ("tsv_m", {"sketch": True, "tables": ""}, True),
     ("slerp", {"t": [0.0, 0.5, 1.0]}, None),
     ("magmax", {"scale": 1}, True),
     ("magmax", {}, None),

@@ -12,8 +12,9 @@ import torch
 from plait.errors import UsageError
 from plait.methods.base import Part, Where
 from plait.methods.memory import apply, same_bytes
-from plait.methods.nufilt import Nufilt, _normal
+from plait.methods.nufilt import Nufilt
 from plait.methods.registry import make
+from plait.tensors.random import normal
 from tests.methods.matrices import MATRICES, SHAPES, Model, drawn
 
 Array = npt.NDArray[np.float64]
@@ -86,7 +87,7 @@ def starts_of(shape: tuple[int, ...], name: str, seed: bytes) -> Array:
     where = Where(name, shape, "F64", 0, shape[0] * shape[1])
     nothing = torch.zeros(0)
     part = Part(where, nothing, nothing, seed=seed)
-    return np.asarray(0.02 * _normal(part, 64 * shape[1]).view(64, shape[1]).numpy())
+    return np.asarray(0.02 * normal(part.seed, part.where.name, 64 * shape[1]).view(64, shape[1]).numpy())
 
 
 def test_recovery_agrees_with_adam_written_out() -> None:

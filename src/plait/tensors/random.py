@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from math import pi
 
 from plait.tensors import Tensor, torch
 
@@ -26,3 +27,10 @@ def uniform(seed: bytes, name: str, first: int, count: int) -> Tensor:
     words = numpy.random.Philox(key=key).advance(first // 8).random_raw((skip + count + 1) // 2)
     halves = words.astype("<u8", copy=False).view("<u4")[skip : skip + count]
     return torch.from_numpy(halves.astype(numpy.float64) * 2.0**-32)
+
+
+def normal(seed: bytes, name: str, count: int) -> Tensor:
+    """`count` normal numbers for tensor `name`, (count,) fp64: Box and Muller 1958."""
+    flat = uniform(seed, name, 0, 2 * count)
+    radius = (-2 * torch.log1p(-flat[:count])).sqrt()
+    return radius * torch.cos(2 * pi * flat[count:])
