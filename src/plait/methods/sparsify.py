@@ -102,8 +102,10 @@ class Della(Sparsifier):
     def thin(self, part: Part, known: Known) -> Exact:
         row = part.where.shape[-1] if part.where.shape else 1
         magnitude = part.delta.double().abs().view(-1, row)
-        rank = magnitude.argsort(dim=1, stable=True).argsort(dim=1).flatten()
-        probability = self.density + self.spread * ((rank.double() + 0.5) / row - 0.5)
+        order = magnitude.argsort(dim=1, stable=True)
+        rank = torch.empty_like(magnitude)
+        rank.scatter_(1, order, torch.arange(row, dtype=torch.float64).expand_as(order))
+        probability = self.density + self.spread * ((rank.flatten() + 0.5) / row - 0.5)
         kept = part.delta.where(_draw(part) < probability)
         return kept if self.density in (0, 1) else kept.over(probability).round_bits(kept.bits)
 
