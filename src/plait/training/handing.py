@@ -134,8 +134,9 @@ def _check_own_head(setting: Setting, task: Task, inputs: Any, weights: Mapping[
 
 
 def fill(module: Module, weights: Mapping[str, Tensor], setting: Setting) -> None:
-    """Write the model into the module's tensors. RefusedInput, before any is touched, where a tensor is missing or
-    has another shape; UsageError where it is no module. One prefix before the module's names, or one that they lack, is no difference."""
+    """Write the model into the module's tensors. UsageError where it is no module; RefusedInput, before any is
+    touched, where a tensor is missing or has another shape. One prefix before the module's names, or one that they
+    lack, is no difference."""
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"module is a {type(module).__name__}, expected the torch.nn.Module that is trained")
     own = module.state_dict()
