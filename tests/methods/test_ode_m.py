@@ -640,7 +640,10 @@ def test_losses_must_be_handed_in() -> None:
         ({"variant": "released", "calibration": "new"}, "calibration is new and variant released"),
         ({"variant": "control_adamw", "budget": 0}, "budget is 0.0 and variant control_adamw"),
         ({"variant": "control_adamw", "h": 0.1}, "h is 0.1 and variant control_adamw"),
-        ({"refine": 8}, "refine is 8 and variant paper, .* variant=released or control_refine or control_adamw"),
+        (
+            {"refine": 8},
+            "refine is 8 and variant paper, .* variant=released or control_refine or control_adamw",
+        ),
         ({"rate": 1e-4}, "rate is 0.0001 and variant paper"),
         ({"batch": 8}, "batch is 8 and variant paper"),
     ],

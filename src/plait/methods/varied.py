@@ -185,7 +185,9 @@ class Varied(TensorMethod):
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         own = self._outlook(outlook, where.name)
-        if not any(member.weight for member in own.members):  # nobody takes part: the state is that of no member
+        if not any(
+            member.weight for member in own.members
+        ):  # nobody takes part: the state is that of no member
             return Exact.of(torch.zeros(where.count, dtype=torch.float64))
         return self.at(where.name).merge(base, state, where, own)
 

@@ -47,7 +47,11 @@ class Refine:
         held = watch.kept()
         if held is None:
             losses = self.calibration.losses(theta, "before the refinement")
-            trace: Known = {"steps": [0], "losses": {task: [loss] for task, loss in losses.items()}, "taken": 0}
+            trace: Known = {
+                "steps": [0],
+                "losses": {task: [loss] for task, loss in losses.items()},
+                "taken": 0,
+            }
             done = 0
         else:
             note, tensors = held
@@ -55,7 +59,9 @@ class Refine:
             _take_up(tensors, here, best, adam, done)
             del held, tensors
         first = {task: row[0] for task, row in trace["losses"].items()}
-        lowest = mean({task: row[trace["steps"].index(trace["taken"])] for task, row in trace["losses"].items()})
+        lowest = mean(
+            {task: row[trace["steps"].index(trace["taken"])] for task, row in trace["losses"].items()}
+        )
         radius = TRUST * float(theta.double().norm())
         for number in range(done + 1, self.steps + 1):
             where = f"in step {number} of the refinement"
