@@ -19,13 +19,14 @@ cil() { # suite, file, splits, methods, and what else
     "$plait" bench cil "$suite" --splits "$splits" --methods "$methods" --orders 42-44 --budget 3 --each 10 --epochs 3 \
         --workers 1 --cache "$cache/$suite" --out "benchmarks/results/$file.json" "$@"
 }
+# For each suite a rate at which little is forgotten, and one at which much is.
 images() {
-    cil cil-images cil-images tiny_imagenet100_32 "$every" --rate 1e-4 --examples 500
-    cil cil-images cil-images tiny_imagenet100_32/10 "$parts" --rate 1e-4 --examples 500
-    cil cil-images cil-images cifar10,fashion_mnist "$every" --rate 1e-4 --examples 500
+    cil cil-images cil-images-gentle tiny_imagenet100_32 "$every" --rate 1e-4 --examples 500 --orders 42
+    cil cil-images cil-images tiny_imagenet100_32 "$every" --rate 5e-4 --examples 500
+    cil cil-images cil-images tiny_imagenet100_32/10 "$parts" --rate 5e-4 --examples 500
+    cil cil-images cil-images cifar10,fashion_mnist "$every" --rate 5e-4 --examples 500
 }
 texts() {
-    # a rate at which little is forgotten, and one at which much is
     cil cil-text cil-text-gentle clinc150/5 "$few" --rate 1e-4 --examples 450
     cil cil-text cil-text clinc150 "$every" --rate 5e-4 --examples 450 --each 5
     cil cil-text cil-text clinc150/5 "$parts" --rate 5e-4 --examples 450 --each 5
