@@ -5,6 +5,8 @@ A message is one line: what was found, what was expected, what to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PlaitError(Exception):
     """Something failed that is neither the caller's words nor the caller's files (exit code 1)."""
@@ -54,3 +56,13 @@ class NonFinite(RefusedInput):
 
 class NotRemovable(RefusedInput):
     """The line cannot take this member out; the message says why and what is possible."""
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value for a message, cut where it is long or deep (aliases can make it endless)."""
+    from reprlib import Repr
+
+    brief = Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 3, limit, limit
+    text = brief.repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

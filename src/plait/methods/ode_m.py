@@ -126,7 +126,7 @@ class OdeM(ModelMethod):
 
     def _check_variant(self) -> None:
         untouched = OdeM(variant=self.variant)
-        usual = [untouched, untouched.resolved()]
+        usual = [untouched, untouched.resolved(), replace(untouched, refine=0)]
         for name, variants in ONLY.items():
             value = getattr(self, name)
             if self.variant not in variants and value not in [getattr(one, name) for one in usual]:

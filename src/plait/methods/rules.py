@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
-from plait.errors import UsageError
+from plait.errors import UsageError, shown
 
 EVERY = "*"
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
@@ -137,12 +137,12 @@ def read(label: str, value: Any, otherwise: Any = None) -> Rules | None:
     places = [i for i, (pattern, _) in enumerate(pairs) if pattern == EVERY]
     if places and places[0] != len(pairs) - 1:
         raise UsageError(
-            f"{label} is {value!r}, and what comes after the value for all names never counts; put it last"
+            f"{label} is {shown(value)}, and what comes after the value for all names never counts; put it last"
         )
     for pattern, _ in pairs:
         if not pattern or set(pattern) & set(";:"):
             raise UsageError(
-                f"{label} has pattern {pattern!r}, expected one such as *.mlp.*, without ; and :"
+                f"{label} has pattern {shown(pattern)}, expected one such as *.mlp.*, without ; and :"
             )
     rules = tuple((pattern, one) for pattern, one in pairs if pattern != EVERY)
     if places:
@@ -220,7 +220,7 @@ def _value(label: str, given: Any) -> Depth:
 def _layers(label: str, given: str, known: str) -> Layers:
     rows = [part.rpartition("=") for part in known.split(",")]
     if not all(mark and count.strip().isdigit() and int(count) > 0 for _, mark, count in rows):
-        raise UsageError(f"{label} is {given!r}, expected layers after @ such as model.layers=12")
+        raise UsageError(f"{label} is {shown(given)}, expected layers after @ such as model.layers=12")
     return tuple(sorted((prefix.strip(), int(count)) for prefix, _, count in rows))
 
 
@@ -232,7 +232,7 @@ def _number(label: str, value: Any) -> float:
         if not isfinite(number):
             raise ValueError
     except (ValueError, OverflowError):
-        raise UsageError(f"{label} has {value!r} where a number is expected, or {_ANCHORS}") from None
+        raise UsageError(f"{label} has {shown(value)} where a number is expected, or {_ANCHORS}") from None
     return number
 
 

@@ -14,9 +14,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, shown
 from plait.problem.content import key
-from plait.recipe.findings import shown
 
 TABLES = (".parquet", ".jsonl", ".csv")
 LINES = ".txt"

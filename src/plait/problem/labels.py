@@ -7,12 +7,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, shown
 from plait.problem.data import Label, Source
 from plait.problem.images import Folder
 from plait.problem.npz import Npz
 from plait.problem.spec import TaskSpec
-from plait.recipe.findings import shown
 
 Names = tuple[str, ...]
 

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, shown
 from plait.problem.base import Split
 from plait.problem.images import Images, decode, fitted
-from plait.recipe.findings import shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from plait.errors import PlaitError, RefusedInput
+from plait.errors import PlaitError, RefusedInput, shown
 from plait.problem.base import Examples, HeadSpec, Kind, Split, Task
 from plait.problem.content import key
 from plait.problem.spec import Places
 from plait.problem.splits import Row, refuse_overlap
-from plait.recipe.findings import Findings, shown
+from plait.recipe.findings import Findings
 from plait.tensors import Tensor, torch
 
 

@@ -10,10 +10,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from plait.errors import shown
 from plait.problem.base import HeadSpec, Kind, Split
 from plait.problem.data import LINES, TABLES
 from plait.problem.npz import ARRAYS
-from plait.recipe.findings import Findings, shown
+from plait.recipe.findings import Findings
 
 KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "python")
 SPLITS: tuple[Split, ...] = get_args(Split)

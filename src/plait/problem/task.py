@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, shown
 from plait.problem.base import Examples, HeadSpec, Kind, Split, Task
 from plait.problem.content import make_examples
 from plait.problem.data import Source, read_texts
@@ -18,7 +18,7 @@ from plait.problem.npz import Npz
 from plait.problem.python import call
 from plait.problem.spec import Part, Places, TaskSpec, read_spec
 from plait.problem.splits import Pool, Row, Share, cut
-from plait.recipe.findings import Findings, shown, stands
+from plait.recipe.findings import Findings, stands
 from plait.recipe.reader import load_yaml, read_text
 from plait.types import TASK_NAME, is_task_name
 

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, shown
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Output dtypes of recipes and their names in the safetensors format."""
@@ -146,13 +146,3 @@ class Findings:
 def stands(value: Any) -> str:
     """What is said of a value that is not what was expected: that it is missing, or what it is."""
     return "is missing" if value is None else f"is {shown(value)}"
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """A value of a recipe for a message, cut where it is long or deep (aliases can make it endless)."""
-    from reprlib import Repr
-
-    brief = Repr()
-    brief.maxlevel, brief.maxstring, brief.maxother = 3, limit, limit
-    text = brief.repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plait.recipe.findings import Findings, shown
+from plait.errors import shown
+from plait.recipe.findings import Findings
 
 
 class Member(NamedTuple):

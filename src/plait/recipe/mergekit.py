@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.errors import shown
 from plait.recipe.arcs import ARCS, arc
-from plait.recipe.findings import Findings, shown
+from plait.recipe.findings import Findings
 from plait.recipe.merge import Recipe, named
 from plait.recipe.settings import NOTHING, ONE, Setting, first, setting
 

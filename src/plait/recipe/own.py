@@ -7,9 +7,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from plait.errors import UsageError
+from plait.errors import UsageError, shown
 from plait.methods.rules import Rules, read
-from plait.recipe.findings import Findings, shown
+from plait.recipe.findings import Findings
 from plait.recipe.merge import Recipe, named
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plait.errors import RefusedInput
-from plait.recipe.findings import Findings, shown
+from plait.errors import RefusedInput, shown
+from plait.recipe.findings import Findings
 from plait.recipe.merge import Recipe
 
 _LARGEST = 1 << 20  # bytes of a recipe; a longer file is no recipe

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from glob import escape
 from typing import Any
 
+from plait.errors import shown
 from plait.methods.rules import EVERY, Depth, Rules
-from plait.recipe.findings import Findings, shown
+from plait.recipe.findings import Findings
 
 
 @dataclass(frozen=True)
