@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from plait.methods.base import Facts, Grain, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
 from plait.methods.ranges import share, truth
-from plait.tensors import Tensor
+from plait.tensors import BLOCK, Tensor, torch
 from plait.tensors.norms import block_sums
 
 STRAIGHT = 0.9995
@@ -70,25 +70,42 @@ class Slerp(TensorMethod):
         if self.t in (0, 1):
             chosen: Tensor = other if self.t else one
             return chosen.double()
-        start = base.double()
-        if self.updates:
-            return start + self.between(one.double() - start, other.double() - start)
-        return self.between(one.double(), other.double())
+        ends = [_Pieces(end, base if self.updates else None) for end in (one, other)]
+        first, second = self.shares(*ends)
+        merged = torch.empty(base.numel(), dtype=torch.float64)
+        for place in ends[0].places:
+            point = ends[0].at(place) * first + ends[1].at(place) * second
+            merged[place] = base[place].double() + point if self.updates else point
+        return merged
 
-    def between(self, one: Tensor, other: Tensor) -> Tensor:
-        """The point between two flat fp64 tensors."""
-        norms = [sqrt(_sum(v * v)) for v in (one, other)]
-        cosine = _sum(one * other) / (norms[0] * norms[1]) if min(norms) > NOTHING else 0.0
+    def shares(self, one: _Pieces, other: _Pieces) -> tuple[float, float]:
+        """The factors of the two ends at the point between them."""
+        sums: list[list[float]] = [[], [], []]
+        for place in one.places:
+            a, b = one.at(place), other.at(place)
+            for found, product in zip(sums, (a * a, b * b, a * b), strict=True):
+                found += block_sums(product)
+        norms, inner = [sqrt(fsum(found)) for found in sums[:2]], fsum(sums[2])
+        cosine = inner / (norms[0] * norms[1]) if min(norms) > NOTHING else 0.0
         angle = acos(max(-1.0, min(1.0, cosine)))
         straight = abs(sin(angle)) < FLAT if self.updates else abs(cosine) > STRAIGHT
         first, second = 1 - self.t, self.t
         if not straight:
             first, second = sin(first * angle) / sin(angle), sin(second * angle) / sin(angle)
-        return one * first + other * second
+        return first, second
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:
         return len(members) == 1
 
 
-def _sum(values: Tensor) -> float:
-    return fsum(block_sums(values))
+class _Pieces:
+    """A flat tensor, or what it adds to a base, in fp64 by runs of BLOCK elements: short enough to stay near the
+    processor, and those that `block_sums` adds up, so that no result depends on them."""
+
+    def __init__(self, end: Tensor, base: Tensor | None) -> None:
+        self.end, self.base = end, base
+        self.places = [slice(i, i + BLOCK) for i in range(0, end.numel(), BLOCK)]
+
+    def at(self, place: slice) -> Tensor:
+        piece = self.end[place].double()
+        return piece if self.base is None else piece - self.base[place].double()
