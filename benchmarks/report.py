@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ode_path import HEAD, table
@@ -84,27 +85,35 @@ def members(found: dict[str, Any]) -> list[str]:
 
 
 def peers(found: dict[str, Any]) -> list[str]:
+    size = found["arguments"]
     rows = [
-        "## OPCM against FusionBench",
+        "## Against FusionBench and mergekit",
         "",
-        f"`python benchmarks/peers.py …`: {found['arguments']['tasks']} experts, "
-        f"{found['arguments']['layers']} layers of width {found['arguments']['dim']}, fp32, one thread; "
-        "FusionBench's time is its merging call alone, ours a whole merge of files.",
+        f"`python benchmarks/peers.py`: {size['tasks']} experts of {found['parameters'] / 1e6:.0f} million "
+        f"parameters in fp32, {size['layers']} layers of width {size['dim']}, one thread. Processor seconds, "
+        f"medians of {size['repeat']} runs in turns. All programs read the files, merge and write a file, and have "
+        "merged by the method before; *call* is FusionBench's merging call alone, on modules in memory. `wudi` makes "
+        f"{size['wudi']} steps, `dop` {size['dop']} a member.",
         "",
-        "| program | CPU seconds | FusionBench's over it |",
-        "|---|---|---|",
+        "| program | its method | plait's seconds | its seconds | call | its over plait's |",
+        "|---|---|---|---|---|---|",
     ]
-    median = {label: sorted(s)[len(s) // 2] for label, s in found["seconds"].items()}
-    theirs = median["fusion_bench opcm"]
-    rows += [f"| {label} | {s:.1f} | {theirs / s:.1f} |" for label, s in median.items()]
-    rows += [
+    slower = []
+    for row in found["rows"]:
+        ours, theirs = median(row["ours"]), median(row["theirs"]["whole"])
+        call = f"{median(row['theirs']['alone']):.2f}" if "alone" in row["theirs"] else "–"
+        rows.append(
+            f"| {row['program']} | `{row['name']}` | {ours:.2f} | {theirs:.2f} | {call} | {theirs / ours:.1f} |"
+        )
+        slower += [f"{row['program']}'s `{row['name']}`"] if theirs < ours else []
+    versions = ", ".join(f"{name} {version}" for name, version in found["peers"].items())
+    words = f"plait is slower than {', '.join(slower)}." if slower else "plait is slower nowhere."
+    return [
+        *rows,
         "",
-        f"FusionBench {found['peer']['fusion_bench']} with torch {found['peer']['torch']}; plait with torch "
-        f"{found['software']['torch']}. Elements of the two diagonal results differ by up to "
-        f"{found['difference']:.1%} of the largest element of their tensor's change: [conformance](conformance.md), "
-        "point 4, says why.",
+        f"{words} {versions}; plait with torch {found['software']['torch']}. How near the results are to each other: "
+        "[conformance](conformance.md).",
     ]
-    return rows
 
 
 def mdm_oc(found: dict[str, Any]) -> list[str]:
