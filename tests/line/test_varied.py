@@ -141,6 +141,40 @@ def test_a_weight_that_is_zero_everywhere_but_one_tensor_moves_that_one_only(wor
     assert [n for n in after if same_bits({n: after[n]}, {n: before[n]})] == ["embeddings.weight"]
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "average",
+        "ties",
+        "model_stock",
+        "covariance",
+        "magmax",
+        "nufilt",
+        "dop",
+        "iso_c",
+        "tsv_m",
+        "iso_cts",
+        "wudi",
+        "slerp",
+    ],
+)
+def test_a_weight_of_zero_leaves_a_member_out_of_a_tensor(method: str) -> None:
+    base = base_tensors()
+    one, two = (expert_tensors(base, number) for number in (0, 1))
+    without = merge_state_dicts(base, [one], method)
+    both = merge_state_dicts(base, [one, two], method)
+    made = merge_state_dicts(base, [one, two], method, [1.0, "layer.0.*:0; 1"])
+    inside = [name for name in made if name.startswith("layer.0.")]
+    assert (
+        same_bits(
+            {n: t for n, t in made.items() if n not in inside}, {n: both[n] for n in both if n not in inside}
+        )
+        == []
+    )
+    # A state in fp32 gives a single member back up to rounding.
+    assert all(torch.allclose(made[n], without[n], rtol=1e-6, atol=1e-7) for n in inside)
+
+
 def test_methods_that_look_at_whole_vectors_refuse_weights_by_tensor(world: Path) -> None:
     line = start(world, "line", "mdm_oc", {})
     with pytest.raises(UsageError, match="weight differs from tensor to tensor, and method mdm_oc"):

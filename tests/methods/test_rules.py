@@ -179,3 +179,16 @@ def test_which_options_may_differ() -> None:
     assert rule_options(find("ties")) == ["density", "scale"]
     assert rule_options(find("slerp")) == ["t"]
     assert rule_options(find("opcm")) == rule_options(find("mdm_oc")) == rule_options(find("trm")) == []
+
+
+def test_whole_numbers_between_anchors_are_whole() -> None:
+    names = [f"layers.{i}.mlp.weight" for i in range(4)]
+    for text, wanted in (("1..10", [1, 4, 7, 10]), ("4..1", [4, 3, 2, 1])):
+        rules = read("steps", text)
+        assert rules is not None
+        assert [rules.over(names, "steps").at(name) for name in names] == wanted
+    with pytest.raises(
+        UsageError,
+        match=r"rank is 3\.33.*expected a whole number.*: that is what layers\.1\..* gets from rank 1\.\.8",
+    ):
+        make("nufilt", {"rank": "1..8"}).over(names)

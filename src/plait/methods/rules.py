@@ -26,6 +26,7 @@ EVERY = "*"
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 _MARKS = (";", ":", "..")
 _ANCHORS = "numbers such as 0.2..0.8"
+ROUNDING = 1e-12
 
 Layers = tuple[tuple[str, int], ...]
 """What stands before the number of a layer in names of tensors, and how many layers there are."""
@@ -47,7 +48,9 @@ class Depth:
         below = int(place)
         above = min(len(self.anchors) - 1, below + 1)
         share = place - below
-        return (1 - share) * self.anchors[below] + share * self.anchors[above]
+        found = (1 - share) * self.anchors[below] + share * self.anchors[above]
+        near = round(found)  # such as 3 instead of 3.0000000000000004, which is no whole number
+        return float(near) if abs(found - near) <= ROUNDING * max(1.0, abs(near)) else found
 
     def over(self, layers: Layers, label: str) -> Depth:
         """The same for a model of these layers; as it is where they are known."""

@@ -65,6 +65,8 @@ class Slerp(TensorMethod):
         return {**state, f"{len(state)}": part.expert}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Tensor:
+        if outlook.count == 1:
+            return next(iter(state.values()), base).double()
         # A first member that leaves the tensor as it is has not stepped in.
         one, other = (base, *state.values()) if len(state) == 1 else tuple(state.values())
         if self.t in (0, 1):

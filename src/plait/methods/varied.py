@@ -73,7 +73,11 @@ class Varied(TensorMethod):
         rules = tuple((path, one.over(known, ".".join(path))) for path, one in self.rules)
         bound = replace(self, rules=rules)
         for name in known:
-            bound.at(name)
+            try:
+                bound.at(name)
+            except UsageError as error:
+                given = "; ".join(f"{'.'.join(path)} {one.text}" for path, one in rules)
+                raise UsageError(f"{error}: that is what {name} gets from {given}") from None
         return bound
 
     def idle(self, names: Iterable[str]) -> list[str]:
@@ -109,9 +113,14 @@ class Varied(TensorMethod):
         return replace(part, weight=weight_at(part.weight, name), known=self._known(part.known, name))
 
     def _outlook(self, outlook: Outlook, name: str) -> Outlook:
-        members = tuple(self._facts(member, name) for member in outlook.members)
+        members = tuple(self._there(outlook.members, name))
         known = outlook.known.get(_GROUPS, {}).get(self._group(outlook.members, name), {})
         return Outlook(members, known)
+
+    def _there(self, members: Sequence[MemberFacts], name: str) -> list[MemberFacts]:
+        """The members that take part in a tensor: those whose weight there is not 0."""
+        found = [self._facts(member, name) for member in members]
+        return [member for member in found if member.weight]
 
     def _group(self, members: Sequence[MemberFacts], name: str) -> str:
         return json.dumps([self._numbers(name), [weight_at(m.weight, name) for m in members]])
@@ -160,7 +169,9 @@ class Varied(TensorMethod):
         return ask["ask"][ask["of"][name]] if self.rules else ask
 
     def step(self, state: State, part: Part) -> State:
-        return self.at(part.where.name).step(state, self._part(part))
+        plain, own = self.at(part.where.name), self._part(part)
+        out = not own.weight and not isinstance(plain, AdditiveMethod)  # what adds up adds nothing
+        return state if out else plain.step(state, own)
 
     def concludes(self) -> bool:
         return self.plain.concludes()
@@ -174,7 +185,7 @@ class Varied(TensorMethod):
         runs = {}
         for key, mine in groups.items():
             first = next(iter(mine))
-            facts = [self._facts(member, first) for member in members]
+            facts = self._there(members, first)
             runs[key] = self.at(first).conclude(mine, facts)
         found = yield from _side_by_side(groups, runs)
         notes = [note for one in found.values() for note in one.get("notes", ())]
@@ -185,15 +196,13 @@ class Varied(TensorMethod):
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         own = self._outlook(outlook, where.name)
-        if not any(
-            member.weight for member in own.members
-        ):  # nobody takes part: the state is that of no member
+        if not own.members:  # nobody takes part: the state is that of no member
             return Exact.of(torch.zeros(where.count, dtype=torch.float64))
         return self.at(where.name).merge(base, state, where, own)
 
     def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
         own = self._outlook(outlook, where.name)
-        found = self.at(where.name).quick(base, where, own) if any(m.weight for m in own.members) else None
+        found = self.at(where.name).quick(base, where, own) if own.members else None
         return None if found is None else _QuickAt(self, where.name, found)
 
     def reduces(self, members: Sequence[MemberFacts]) -> bool:

@@ -111,7 +111,7 @@ class Findings:
                 near = get_close_matches(key, known, 1)
                 meant = f" to {near[0]}" if near else ""
                 self.refuse(
-                    f"{where}{shown(key)} is not known; expected {', '.join(known)}: "
+                    f"{where}{shown(key)} is not known; expected {', '.join(known) or 'none'}: "
                     f"remove it or correct it{meant}"
                 )
 
