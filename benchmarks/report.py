@@ -184,6 +184,33 @@ def _loss(losses: dict[str, list[float]], marks: list[float], t: float) -> float
     return sum(each[place] for each in losses.values()) / len(losses)
 
 
+def sketch(found: dict[str, Any]) -> list[str]:
+    head = (
+        "method",
+        "matrix",
+        "fall",
+        "rank",
+        "full, s",
+        "found, s",
+        "mass",
+        "merge, s",
+        "with sketch",
+        "model",
+    )
+    return [
+        "## Leading directions from random vectors",
+        "",
+        "`python benchmarks/sketch.py`: option `sketch` of `nufilt` and `tsv_m` against the full "
+        "decomposition, 8 random task vectors with singular values 1 / j^*fall* (*16 lead*: 16 of 1, the "
+        "others 0.001), one thread, processor seconds. *Mass*: the share of the exact directions' squared "
+        "values that is missed. *Model*: by how much the update differs, over its norm. The directions are "
+        "as good as the exact ones by what they hold, and yet others where values near the cut are close: "
+        "both methods then make another model.",
+        "",
+        *markdown_table([head, *found["rows"]]),
+    ]
+
+
 def path(found: dict[str, Any]) -> list[str]:
     cell = found["cells"][-1]
     return [
@@ -208,7 +235,7 @@ def main() -> None:
         "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; "
         "ratios within one run are what to compare.",
     ]
-    sections = (speed, members, peers, mdm_oc, ode_step, ode_gamma)
+    sections = (speed, members, peers, mdm_oc, sketch, ode_step, ode_gamma)
     for name, section in ((section.__name__, section) for section in sections):
         file = RESULTS / f"{name}.json"
         if file.exists():

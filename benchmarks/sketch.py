@@ -4,7 +4,8 @@
 
 Matrices of a layer, width x width and 4 width x width, one thread, processor seconds, least of the repeats. Task
 vectors are random matrices with singular values 1 / j^fall; 0 is the worst that there is: no direction leads. "16
-lead": 16 values are 1 and all others 0.001, as of adapters of rank 16 that were merged into their model.
+lead": 16 values are 1 and all others 0.001, as of adapters of rank 16 that were merged into their model. Writes
+benchmarks/results/sketch.json.
 
 full, found    time to find the leading directions, of a rank as the method takes it for 8 members
 mass           the share of the squares of the exact leading values that the found directions miss
@@ -17,17 +18,21 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plait.bench import machine
+from plait.bench.writing import write_json
 from plait.methods.memory import apply
 from plait.methods.registry import make
 from plait.tensors.sketch import OVER, WORTH, leading
 from plait.tensors.spectral import spectrum
 
 MEMBERS = 8
+RESULTS = Path(__file__).parent / "results"
 
 
 def drawn(shape: tuple[int, int], fall: float | None, draw: torch.Generator) -> Tensor:
@@ -84,12 +89,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print("| method | matrix | fall | rank | full, s | found, s | mass | merge, s | with sketch | model |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    rows = []
     for method in ("nufilt", "tsv_m"):
         for shape in ((asked.width, asked.width), (4 * asked.width, asked.width)):
             for fall in (0.0, 0.5, 1.0, None):
-                print(f"| {' | '.join(row(method, shape, fall, asked.repeats))} |", flush=True)
+                rows.append(row(method, shape, fall, asked.repeats))
+                print(*rows[-1], sep="  ", flush=True)
+    packages = machine.software(())
+    found = {
+        "benchmark": "sketch",
+        "machine": machine.machine(),
+        "software": packages,
+        "width": asked.width,
+        "rows": rows,
+    }
+    write_json(RESULTS / "sketch.json", found)
 
 
 if __name__ == "__main__":
