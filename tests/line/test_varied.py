@@ -180,3 +180,14 @@ def test_methods_that_look_at_whole_vectors_refuse_weights_by_tensor(world: Path
     with pytest.raises(UsageError, match="weight differs from tensor to tensor, and method mdm_oc"):
         line.merge(world / "a.safetensors", "a", weight=[1, 2])
     assert line.members == ()
+
+
+def test_patterns_without_a_tensor_are_told(world: Path) -> None:
+    line = start(world, "line", "ties", {"density": "nosuch*:0.1; 0.2"})
+    assert line.log()[0]["notes"] == ["density: no tensor is left for pattern nosuch*"]
+    wanted = ["weight: no tensor is left for pattern layr.*"]
+    merged = line.merge(world / "a.safetensors", "a", weight="layr.*:2; 1")
+    assert merged["notes"] == wanted
+    assert line.reweight("a", "layer.*:2; 1")["notes"] == []
+    assert line.reweight("a", "layr.*:3; 1")["notes"] == wanted
+    assert line.replace("a", world / "b.safetensors")["notes"] == wanted

@@ -689,3 +689,10 @@ def test_toys_are_what_they_say() -> None:
     loss, slopes = Toy(bowl(torch.zeros(SIZE, dtype=torch.float64), 2.0)).loss_and_gradient(split(normal(0)))
     assert loss == pytest.approx(float(normal(0) @ normal(0)))
     assert torch.allclose(torch.cat(list(slopes.values())), 2 * normal(0))
+
+
+def test_options_of_an_option_need_no_name_where_it_has_one() -> None:
+    named = make("ode_m", {"target": "merged", "end": "covariance", "end.ridge": 0.1})
+    assert (
+        make("ode_m", {"target": "merged", "end.ridge": 0.1}) == named != make("ode_m", {"target": "merged"})
+    )

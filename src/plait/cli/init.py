@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from shlex import quote
 from typing import Any
 
-from plait.cli.output import Answer, listed, pairs, short
+from plait.cli.output import Answer, listed, one_line, pairs, short
 from plait.cli.parser import ANEW, KEEP, Parser, Verb, natural, positive
 from plait.errors import PlaitError
 from plait.words import safe, size
@@ -161,7 +161,8 @@ def _init(args: Namespace) -> Answer:
         **options,
     )
     state = line.status()
-    result = {**state, "line": str(args.line)}
+    notes = line.log()[0]["notes"]
+    result = {**state, "line": str(args.line), "notes": notes}
     chosen = listed(state["options"])
     tasks = "" if state["data"] == "none" else " --tasks tasks.yaml"
     rows: list[tuple[str, object]] = [
@@ -173,7 +174,8 @@ def _init(args: Namespace) -> Answer:
         ("folder", state["model"]),
         ("next", f"plait merge {quote(str(args.line))} CHECKPOINT --task NAME{tasks}"),
     ]
-    return Answer(result, [f"started the line {safe(args.line)}", *pairs(rows)], notice=True)
+    remarks = [f"  note: {one_line(note)}" for note in notes]
+    return Answer(result, [f"started the line {safe(args.line)}", *pairs(rows), *remarks], notice=True)
 
 
 _DATA = {

@@ -142,7 +142,9 @@ def _unmerge(args: Namespace) -> Answer:
 def _reweight_arguments(parser: Parser) -> None:
     add_line(parser)
     parser.add_argument("task", metavar="TASK", help="the member whose weight changes")
-    parser.add_argument("weight", type=weight, metavar="WEIGHT", help="its new weight")
+    parser.add_argument(
+        "weight", type=weight, metavar="WEIGHT", help="its new weight, or rules as in merge --weight"
+    )
     _own_checkpoint(parser)
 
 
@@ -157,7 +159,11 @@ def _replace_arguments(parser: Parser) -> None:
     parser.add_argument("task", metavar="TASK", help="the member whose checkpoint is replaced")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its new checkpoint")
     parser.add_argument(
-        "--weight", type=weight, default=None, metavar="W", help="its new weight; as it was by default"
+        "--weight",
+        type=weight,
+        default=None,
+        metavar="W",
+        help="its new weight or rules; as it was by default",
     )
     parser.add_argument(
         "--old-checkpoint", metavar="DIR", help="its old checkpoint, where the line keeps statistics only"

@@ -79,7 +79,7 @@ def _one(row: dict[str, Any]) -> Answer:
         ("memory", row["memory"]),
         ("cost", row["cost"]),
         ("paper", row["paper"]),
-        ("options", listed(row["options"]) or "none"),
+        ("options", listed(_named(row["options"])) or "none"),
         ("by tensor", ", ".join(row["by_tensor"]) or None),
     ]
     text = ["  " + safe(line) if line else "" for line in row["description"].splitlines()]
@@ -87,3 +87,10 @@ def _one(row: dict[str, Any]) -> Answer:
 
 
 VERBS = (Verb("methods", "list the methods, or describe one", _arguments, _methods),)
+
+
+def _named(options: dict[str, object]) -> dict[str, object]:
+    """Options with words for values that would not show."""
+    return {
+        key: "none" if value is None else "empty" if value == "" else value for key, value in options.items()
+    }

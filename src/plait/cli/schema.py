@@ -32,6 +32,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "data": "what a merge needs of a task: none, unlabelled, labelled new or labelled all",
         "version": "root digest of the base, which is deployed until the first merge",
         "model": "folder of that model",
+        "notes": "list of remarks on the options",
     },
     "merge": {
         **_CHANGE,

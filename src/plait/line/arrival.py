@@ -14,6 +14,7 @@ from plait.line.data import Need, Tasks, collect, find_task, need_of, stored_tas
 from plait.line.descent import check_last, descent_of
 from plait.line.member import Allow, Arrival, Member, private_refs, receive
 from plait.methods.base import Weight
+from plait.methods.varied import idle_weight
 from plait.store import Store
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def arrive(
             store.clear_workspaces()
             raise
         notes = (*notes, *more)
-    return new, replace(arrival, notes=(*arrival.notes, *notes))
+    idle = idle_weight(handed.weight, setting.base.tensors)
+    return new, replace(arrival, notes=(*arrival.notes, *notes, *idle))
 
 
 def _check_tasks(setting: Setting, need: Need, handed: Handed, old: Member | None) -> None:

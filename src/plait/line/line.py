@@ -35,7 +35,7 @@ from plait.line.points import Asked
 from plait.line.resume import build_or_find
 from plait.methods.base import Weight, check_weight
 from plait.methods.registry import make
-from plait.methods.varied import member_weight
+from plait.methods.varied import idle_weight, member_weight
 from plait.store import Store
 
 Retention = Literal["vectors", "statistics", "none"]
@@ -274,8 +274,9 @@ class Line:
             after = [new if m.task == task else m for m in members]
             back = Handed(checkpoint, task, allow=Allow(pickle=allow_pickle), tasks=tasks)
             built, _, fresh = self._without(setting, work, old, after, index, [new], back)
-            receipt = {"weight_before": old.weight, "weight_after": weight}
-            return commit(self.store, "reweight", task, built, work, began, fresh=fresh, receipt=receipt)
+            told: dict[str, Any] = {"notes": idle_weight(weight, setting.base.tensors)}
+            told["receipt"] = {"weight_before": old.weight, "weight_after": weight}
+            return commit(self.store, "reweight", task, built, work, began, fresh=fresh, **told)
 
     def replace(
         self,

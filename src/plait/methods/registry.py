@@ -62,7 +62,8 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """
     from plait.methods.varied import varied
 
-    kind, given = find(name), _undotted(dict(options or {}))
+    kind = find(name)
+    given = _undotted(dict(options or {}), kind)
     by_rules = varied(name, kind, given)
     if by_rules is not None:
         return by_rules
@@ -88,13 +89,13 @@ def fill(kind: type[T], label: str, options: Mapping[str, Any]) -> T:
     return kind(**{key: plain_option(f, given[key], getattr(defaults, key)) for key, f in known.items()})
 
 
-def _undotted(given: dict[str, Any]) -> dict[str, Any]:
+def _undotted(given: dict[str, Any], kind: type[Method]) -> dict[str, Any]:
     plain = {key: value for key, value in given.items() if "." not in key}
     for key, value in given.items():
         if "." not in key:
             continue
         option, _, inner = key.partition(".")
-        held = plain.get(option)
+        held = plain.get(option, getattr(kind, option, None))
         if not isinstance(held, (str, Mapping)) or held in ("", "none"):
             raise UsageError(f"{key} is given but {option} is not; name one first, as in {option}=NAME")
         plain[option] = {**({"name": held} if isinstance(held, str) else held), inner: value}

@@ -282,6 +282,12 @@ def member_weight(weight: Any, method: Method, names: Iterable[str]) -> Weight:
     return rules.text
 
 
+def idle_weight(weight: Weight, names: Iterable[str]) -> list[str]:
+    """Remarks on the patterns of a weight that no tensor is left for."""
+    found = parsed(weight).idle(names) if isinstance(weight, str) else []
+    return [f"weight: no tensor is left for pattern {pattern}" for pattern in found]
+
+
 def weight_at(weight: Weight, name: str) -> float:
     """The weight of a member in a tensor."""
     return parsed(weight).at(name) if isinstance(weight, str) else weight
