@@ -238,6 +238,10 @@ def test_another_network_is_refused_before_a_tensor_is_touched(world: Path) -> N
     assert same_bits(dict(wrong.state_dict()), before) == []
     with pytest.raises(RefusedInput, match="the module lacks 2 of the 2 tensors of the line's model, mix"):
         next(iter(MergeEachTask(line, world / "tasks.yaml", torch.nn.Sequential(torch.nn.Linear(2, 2)))))
+    with pytest.raises(UsageError, match=r"tasks is None, expected a tasks\.yaml"):
+        MergeEachTask(line, None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"wieght: Line\.merge takes no such argument"):
+        MergeEachTask(line, world / "tasks.yaml", wieght=2.0)
     with pytest.raises(UsageError, match=r"module is a dict, expected the torch\.nn\.Module that is trained"):
         next(iter(MergeEachTask(line, world / "tasks.yaml", {"mix.weight": torch.zeros(8, 10)})))
 

@@ -160,7 +160,7 @@ def _tiny() -> CilSuite:
 
     suite = Suite(
         name="cil-tiny",
-        summary="7 made-up classes of words in 3 groups, one layer of MiniLM: a try-out in seconds",
+        summary="7 made-up classes of words in 3 groups, one layer of MiniLM: a small try-out",
         tasks=("words",),
         kind="text-classification",
         base="one layer of MiniLM and 4,096 words of its vocabulary",

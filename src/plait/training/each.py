@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.errors import UsageError
 from plait.training.handing import Module, Turn, hand_out, take_back
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class MergeEachTask:
         module: Module = None,
         **words: Any,
     ) -> None:
-        """RefusedInput where there is no line, or where the tasks.yaml makes no sense."""
+        """RefusedInput where there is no line, or where the tasks.yaml makes no sense; UsageError for no tasks, or
+        for words that `Line.merge` does not take."""
         from plait.line import Line
 
         self.line = line if isinstance(line, Line) else Line.open(line)
@@ -45,6 +48,15 @@ class MergeEachTask:
             from plait.problem.task import load_tasks
 
             tasks = load_tasks(tasks)
+        if tasks is None:
+            raise UsageError(
+                "tasks is None, expected a tasks.yaml, tasks by name, or names of tasks in their order"
+            )
+        strange = sorted(set(words) - set(signature(Line.merge).parameters))
+        if strange:
+            raise UsageError(
+                f"{', '.join(strange)}: Line.merge takes no such argument; look at its signature"
+            )
         self.names = tuple(tasks)
         self.tasks = tasks if isinstance(tasks, Mapping) else None
         self.module = module
