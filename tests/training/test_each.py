@@ -240,8 +240,11 @@ def test_another_network_is_refused_before_a_tensor_is_touched(world: Path) -> N
         next(iter(MergeEachTask(line, world / "tasks.yaml", torch.nn.Sequential(torch.nn.Linear(2, 2)))))
     with pytest.raises(UsageError, match=r"tasks is None, expected a tasks\.yaml"):
         MergeEachTask(line, None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"wieght: Line\.merge takes no such argument"):
-        MergeEachTask(line, world / "tasks.yaml", wieght=2.0)
+    for word in ("wieght", "task"):
+        with pytest.raises(
+            UsageError, match=rf"{word}: expected arguments of Line\.merge that hold for every task"
+        ):
+            MergeEachTask(line, world / "tasks.yaml", **{word: 2.0})
     with pytest.raises(UsageError, match=r"module is a dict, expected the torch\.nn\.Module that is trained"):
         next(iter(MergeEachTask(line, world / "tasks.yaml", {"mix.weight": torch.zeros(8, 10)})))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from plait.errors import NonFinite
 from plait.tensors import Tensor, torch
 from plait.tensors.random import normal
-from plait.tensors.spectral import EMPTY, Spectrum, spectrum
+from plait.tensors.spectral import EMPTY, Spectrum, smaller_gram, spectrum
 
 OVER, POWER = 10, 3
 """Random vectors beyond those that are wanted, and products with the Gram matrix."""
@@ -30,14 +29,7 @@ def leading(matrix: Tensor, count: int) -> Spectrum:
     width, side = count + OVER, min(matrix.shape)
     if width * WORTH > side:
         return spectrum(matrix)
-    tall = matrix.shape[0] >= matrix.shape[1]
-    wide = matrix.double()
-    gram = wide.T @ wide if tall else wide @ wide.T
-    del wide
-    if not bool(torch.isfinite(gram).all()):
-        raise NonFinite(
-            "a matrix holds NaN or infinity, expected finite numbers; repair the checkpoint it is from"
-        )
+    gram, tall = smaller_gram(matrix)
     basis = normal(b"plait sketch", f"{side} {width}", side * width).view(side, width)
     for _ in range(POWER):
         basis = torch.linalg.qr(gram @ basis)[0]

@@ -62,12 +62,9 @@ class Spectrum:
         return int((mass <= share * mass[-1]).sum()) if len(mass) else 0
 
 
-def spectrum(matrix: Tensor) -> Spectrum:
-    """Decompose `matrix`, (m, n) in fp32 or fp64, in fp64.
-
-    Cost: one Gram matrix and one symmetric eigen-decomposition of size min(m, n), about a quarter of an
-    economy SVD where the matrix is far from square. NonFinite where there is NaN or infinity.
-    """
+def smaller_gram(matrix: Tensor) -> tuple[Tensor, bool]:
+    """X^T X, or X X^T where the matrix has fewer rows than columns, in fp64, and whether it is the first. NonFinite
+    where there is NaN or infinity."""
     tall = matrix.shape[0] >= matrix.shape[1]
     wide = matrix.double()
     gram = wide.T @ wide if tall else wide @ wide.T
@@ -76,6 +73,16 @@ def spectrum(matrix: Tensor) -> Spectrum:
         raise NonFinite(
             "a matrix holds NaN or infinity, expected finite numbers; repair the checkpoint it is from"
         )
+    return gram, tall
+
+
+def spectrum(matrix: Tensor) -> Spectrum:
+    """Decompose `matrix`, (m, n) in fp32 or fp64, in fp64.
+
+    Cost: one Gram matrix and one symmetric eigen-decomposition of size min(m, n), about a quarter of an
+    economy SVD where the matrix is far from square. NonFinite where there is NaN or infinity.
+    """
+    gram, tall = smaller_gram(matrix)
     squares, vectors = torch.linalg.eigh(gram)
     values = squares.flip(0).clamp(min=0).sqrt()
     kept = int((values > EMPTY * values[0]).sum()) if len(values) else 0

@@ -52,10 +52,11 @@ class MergeEachTask:
             raise UsageError(
                 "tasks is None, expected a tasks.yaml, tasks by name, or names of tasks in their order"
             )
-        strange = sorted(set(words) - set(signature(Line.merge).parameters))
+        own = {"self", "checkpoint", "task", "tasks"}  # given for each task
+        strange = sorted(set(words) - (set(signature(Line.merge).parameters) - own))
         if strange:
             raise UsageError(
-                f"{', '.join(strange)}: Line.merge takes no such argument; look at its signature"
+                f"{', '.join(strange)}: expected arguments of Line.merge that hold for every task, such as private"
             )
         self.names = tuple(tasks)
         self.tasks = tasks if isinstance(tasks, Mapping) else None
