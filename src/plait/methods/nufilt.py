@@ -39,7 +39,7 @@ class Nufilt(MatrixFold):
     from what they were: 50 steps of Adam of size 1e-3 from B = 0 and normal A of deviation 0.02, seeded by line and
     member.
     sketch: true finds V from a few random vectors where r is small (see `tensors.sketch`). Measured on 8 random task
-        vectors of 768 inputs (`benchmarks/sketch.py`): half to three quarters of the time, directions that miss up to
+        vectors of 768 inputs (`benchmarks/sketch.py`): 0.5 to 0.85 of the time, directions that miss up to
         0.6 % of the squared values that V holds, and an update that is off by 13 to 46 % of its norm, because values
         near the cut are nearly equal. That is another model, so it is false by default.
     tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.

@@ -31,7 +31,7 @@ class TsvM(Rebuilt):
     tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
 
     sketch: true finds the triplets from a few random vectors where k is small (see `tensors.sketch`). Measured on 8
-        random task vectors of width 768 (`benchmarks/sketch.py`): half to three quarters of the time, directions that
+        random task vectors of width 768 (`benchmarks/sketch.py`): 0.5 to 0.8 of the time, directions that
         miss up to 0.6 % of the squared values, and an update that is off by 27 to 100 % of its norm, because P weighs
         the directions near the cut as much as the leading ones. That is another model, so it is false by default.
 
