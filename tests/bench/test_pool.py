@@ -83,10 +83,11 @@ def test_on_an_error_processes_are_stopped_not_awaited() -> None:
     began = time.monotonic()
     with pytest.raises(Mistake), executor(1, nothing) as pool:
         fail_beside(pool)
-    for process in multiprocessing.active_children():
-        process.join(60)
-    assert not multiprocessing.active_children()
-    assert time.monotonic() - began < 200
+    # asked again and again: the executor's own thread takes the process's end as well, and a join that meets it there
+    # returns before either has noted the end
+    while multiprocessing.active_children() and time.monotonic() - began < 200:
+        time.sleep(0.05)
+    assert not multiprocessing.active_children(), "a process was awaited or left, not stopped"
 
 
 ORPHANS = """
