@@ -400,6 +400,7 @@ def test_words_that_are_refused(
         ),
         (("cil-tiny", "--last"), "--last is for `plait bench run`; leave it out of cil"),
         (("tiny",), "suite 'tiny' is not known; choose one of: cil-text, cil-images, cil-tiny"),
+        (("cil-tiny", "--device", "tpu"), "device is tpu, expected cpu or cuda"),
         (("cil-tiny", "--splits", "4"), "splits '4' are none of cil-tiny; choose of: words/3"),
         (("cil-text",), "suite cil-text needs data: give its folder with --data"),
         ((), "a suite is needed: plait bench cil SUITE"),

@@ -169,6 +169,8 @@ def test_two_runs_of_a_suite_do_not_share_a_cache(tmp_path: Path) -> None:
 def test_wrong_words_and_files_are_told_before_anything_is_done(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="method 'tise' is not known"):
         run.run(asked(tmp_path, methods=("average", "tise")))
+    with pytest.raises(UsageError, match="device is tpu, expected cpu or cuda"):
+        run.run(asked(tmp_path, device="tpu"))
     (tmp_path / "r.json").write_text(json.dumps(made.results()))
     (tmp_path / "data").mkdir()
     for task in find("text8").tasks:

@@ -203,6 +203,22 @@ def test_a_missing_set_is_told_by_verify(world: Path) -> None:
     assert (line.members[0].data or "?") in problems[0]
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("python:no_such_module:small", "python:no_such_module:small: cannot be imported"),
+        ("python:plait.errors:small", "has no attribute 'small'"),
+        ("a_folder", "a_folder: expected python:module:function"),
+    ],
+)
+def test_a_network_that_is_none_is_refused_when_the_line_is_made(
+    world: Path, spec: str, message: str
+) -> None:
+    with pytest.raises(RefusedInput, match=message):
+        Line.create(world / "line", world / "base", "refined", network=spec, private="classifier.*")
+    assert not (world / "line").exists()
+
+
 def test_needed_data_are_asked_for_in_words(world: Path) -> None:
     line = Line.create(world / "line", world / "base", "refined", network=NETWORK, private="classifier.*")
     with pytest.raises(

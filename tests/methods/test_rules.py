@@ -167,6 +167,7 @@ def test_weights_of_members() -> None:
     for given, message in (
         ("*.mlp.*:-1; 1", "weight is -1"),
         ("model.*:0; vision.*:0; head.*:0; 1", "which is 0 for every tensor"),
+        ("*:0", "weight is 0 for every tensor; leave the member out"),
         ([1e-7, 1], "weight is 1e-07"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -57,6 +57,8 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
     Errors: UsageError for words that make no sense; RefusedInput where data is missing or the file holds other
     results; LockedError where another run of the suite uses the cache.
     """
+    from plait.problem.module import parse_device
+
     found = cil.find(asked.suite)
     found.pairs(asked.splits)
     entrants = {one.label: one for one in map(parse, asked.methods)}
@@ -65,6 +67,7 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
             f"seed {cil.TUNING_SEED} is the order by which options are chosen, and is not reported; take another"
         )
     recipe = Recipe(**{"examples": 0, **found.suite.recipe, **asked.recipe})
+    parse_device(asked.device)
     found.suite.check(asked.sources)
     results.check_suite(asked.out, found.name, results.CIL)
     asked.cache.mkdir(parents=True, exist_ok=True)

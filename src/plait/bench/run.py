@@ -83,7 +83,10 @@ def run(asked: Asked, say: Say = lambda line: None) -> dict[str, Any]:
 
 def conduct(kind: type[Run], asked: Asked, specs: Mapping[str, Spec], say: Say) -> dict[str, Any]:
     """Do what `kind.all` does, with processes, a base and a folder for work at hand. Errors: those of `run`."""
+    from plait.problem.module import parse_device
+
     suite = find(asked.suite)
+    parse_device(asked.device)
     suite.check(asked.sources)
     results.check_suite(asked.out, suite.name, kind.schema)
     asked.cache.mkdir(parents=True, exist_ok=True)

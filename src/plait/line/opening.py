@@ -104,7 +104,7 @@ def chosen_compute(
 ) -> dict[str, Any]:
     """How networks are to run, for the settings of a new line: nothing where the method looks at no data.
 
-    UsageError for words without a meaning, or where no network would run."""
+    UsageError for words without a meaning, or where no network would run; RefusedInput for a network that is none."""
     given = {"network": network, "device": device, "dtype": dtype}
     named = {name: word for name, word in given.items() if word is not None}
     if need_of(method) is None:
@@ -115,10 +115,13 @@ def chosen_compute(
             )
         return {}
     from plait.problem.module import parse_device, parse_dtype
+    from plait.problem.network import function_of
 
     words = {"network": None, "device": "cpu", "dtype": "float32", **named}
     parse_device(words["device"] or "")
     parse_dtype(words["dtype"] or "")
+    if network is not None:
+        function_of(network)
     return {"compute": words}
 
 

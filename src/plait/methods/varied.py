@@ -270,6 +270,8 @@ def member_weight(weight: Any, method: Method, names: Iterable[str]) -> Weight:
     if rules is None:
         return check_weight(weight)
     if rules.constant:
+        if not rules.rest.anchors[0]:
+            raise UsageError("weight is 0 for every tensor; leave the member out")
         return check_weight(rules.rest.anchors[0])
     by_tensor(method, "weight")
     known = list(names)

@@ -73,19 +73,7 @@ def open_network(
 def _by_function(
     spec: str, folder: str | os.PathLike[str] | None, device: torch.device, dtype: torch.dtype
 ) -> Network:
-    path, _, query = spec.removeprefix(PYTHON).partition("?")
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise RefusedInput(
-            f"{spec}: expected python:module:function, such as python:my_package.networks:small"
-        )
-    try:
-        function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise RefusedInput(
-            f"{spec}: cannot be imported ({error}); correct the name, or install it"
-        ) from error
-    options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    function, options = function_of(spec)
     place = None if folder is None else os.fspath(folder)
     try:
         made = function(folder=place, device=device, dtype=dtype, **options)
@@ -105,6 +93,25 @@ def _by_function(
         )
     network: Network = made
     return _guarded(network, spec)
+
+
+def function_of(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function that `python:module:function?option=value&...` names, and its options. Nothing is called.
+
+    Errors: RefusedInput for text of another form, and where there is no such function."""
+    path, _, query = spec.removeprefix(PYTHON).partition("?")
+    module, _, name = path.partition(":")
+    if not spec.startswith(PYTHON) or not module or not name:
+        raise RefusedInput(
+            f"{spec}: expected python:module:function, such as python:my_package.networks:small"
+        )
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RefusedInput(
+            f"{spec}: cannot be imported ({error}); correct the name, or install it"
+        ) from error
+    return function, dict(parse_qsl(query, keep_blank_values=True))
 
 
 _FAULTS = (AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
