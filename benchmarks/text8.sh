@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
 # The figures of suite text8 in docs/benchmarks.md. PLAIT_DATA names the folder of the data sets. What is in the files
-# of results already is not run again. About three hours on 2 cores from nothing, most of them for the fits.
+# of results already is not run again. Most of the time goes to the fits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 plait="${PLAIT:-.venv/bin/plait}"
 out=benchmarks/results/text8.json
-fixed="average,task_arithmetic,ties,magmax,opcm,model_stock"
-more="covariance,regmean,fisher,mdm_oc,mdm_oc granularity=layer,mdm_oc granularity=tensor"
 fit="fit.evaluations=60 fit.samples=32"
 fits() { # method: both searches at every granularity
     for search in gradient cmaes; do
@@ -22,10 +20,8 @@ free="$(fits task_arithmetic)ties fit=gradient $fit,covariance fit=gradient $fit
 layer="mdm_oc fit=gradient granularity=layer $fit"
 made="$layer fit.replay=earlier,$layer fit.replay=all,$layer fit.ewc=1,$layer fit.ewc=100"
 
-# streams: every model on the way is measured
-"$plait" bench run text8 --methods "$fixed" --orders "${STREAMS:-42}" --out "$out"
-# the model of all tasks alone
-"$plait" bench run text8 --methods "$fixed,$more" --orders 42-46 --last --out "$out"
+bash benchmarks/field.sh text8
+"$plait" bench run text8 --methods "mdm_oc granularity=tensor" --orders 42-46 --last --out "$out"
 "$plait" bench run text8 --methods "$(fits mdm_oc)$free,$made" --orders 42 --last --out "$out"
 "$plait" bench run text8 --methods "$(fits mdm_oc | sed 's/,$//')" --orders "${ORDERS:-43,44}" --last --out "$out"
 # removal of each task
