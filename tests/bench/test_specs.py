@@ -18,9 +18,18 @@ def test_words_in_any_order_have_one_label() -> None:
 
 
 def test_what_looks_at_data() -> None:
-    assert [parse(text).looks for text in ("ties", "ties fit=cmaes", "regmean", "mdm_oc")] == [
-        False, True, True, False,
-    ]  # fmt: skip
+    found = {
+        text: (parse(text).looks, parse(text).whole)
+        for text in ("ties", "ties fit=cmaes", "regmean", "mdm_oc", "trm", "ties_recursive")
+    }
+    assert found == {
+        "ties": (False, False),
+        "ties fit=cmaes": (True, True),
+        "regmean": (True, True),
+        "mdm_oc": (False, False),
+        "trm": (True, True),
+        "ties_recursive": (False, True),
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait import Line
+from plait import Line, merge_files
 from plait.errors import RefusedInput, UsageError
 from plait.methods.memory import apply, same_bytes
 from plait.methods.registry import make
+from plait.methods.slerp import Slerp
+from plait.tensors import BLOCK
 from tests.line.models import base_tensors, expert_tensors, read, same_bits, write_file
 
 Model = dict[str, Tensor]
@@ -115,3 +117,37 @@ def test_a_line_holds_two_members_and_refuses_a_third(tmp_path: Path) -> None:
 def test_options_are_checked(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make("slerp", options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("updates", [False, True])
+def test_files_that_are_written_run_by_run_hold_what_memory_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, updates: bool
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    shapes = {"long": (3, BLOCK // 2 + 5), "short": (7,), "same": (4, 4)}  # "long": a run, and what is left
+    base, one, other = (
+        {n: torch.randn(s, generator=draw).to(dtype) for n, s in shapes.items()} for _ in "abc"
+    )
+    one["same"], other["same"] = base["same"].clone(), base["same"].clone()
+    other["short"] = base["short"].clone()
+    for name, model in (("base", base), ("one", one), ("other", other)):
+        write_file(tmp_path / f"{name}.safetensors", model)
+    method = make("slerp", {"t": 0.3, "updates": updates})
+    want = apply(method, base, [one, other])
+    whole = Slerp.merge
+
+    def merge(self: Any, base: Tensor, state: Any, where: Any, outlook: Any) -> Any:
+        assert where.name == "same", "a tensor was made as a whole"
+        return whole(self, base, state, where, outlook)
+
+    monkeypatch.setattr(Slerp, "merge", merge)
+    merge_files(
+        tmp_path / "base.safetensors",
+        [tmp_path / "one.safetensors", tmp_path / "other.safetensors"],
+        tmp_path / "out.safetensors",
+        "slerp",
+        t=0.3,
+        updates=updates,
+    )
+    assert not same_bits(read(tmp_path / "out.safetensors"), want)

@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from plait.errors import UsageError
+from plait.tensors import BLOCK
 from plait.tensors.exact import Exact, difference, round_once, scan, settle
 
 from .oracle import (
@@ -63,6 +64,21 @@ def test_scan_sees_what_is_not_finite(name: str, bad: float) -> None:
 def test_scan_refuses_a_dtype_that_has_no_sums() -> None:
     with pytest.raises(TypeError, match="has no exact sums; convert"):
         scan(torch.zeros(3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+def test_what_is_found_does_not_hang_on_where_it_lies(place: int) -> None:
+    """A look goes run by run: the least, the largest and the sign of a zero may lie in any of them."""
+    values = torch.full((2 * BLOCK + 9,), 1.5)
+    for number in (2.0**-40, 2.0**50, -0.0, 0.0, float("inf")):
+        one = values.clone()
+        one[place] = number
+        few = scan(torch.tensor([1.5, number]))
+        found = scan(one)
+        assert (found.low, found.high, found.negative_zero, found.finite) == (
+            few.low, few.high, few.negative_zero, few.finite,
+        )  # fmt: skip
+    assert scan(torch.zeros(2 * BLOCK + 9)).low == scan(torch.zeros(1)).low
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,10 +35,16 @@ class Spec:
         return self.made(**more).options()
 
     @property
+    def whole(self) -> bool:
+        """Whether it sees whole models, or data of the tasks: then models are merged in memory."""
+        return isinstance(self.made(), ModelMethod) or self.looks
+
+    @property
     def looks(self) -> bool:
         """Whether it looks at data of the tasks."""
-        method = self.made()
-        return isinstance(method, ModelMethod) or bool(method.wants)
+        from plait.line.data import need_of
+
+        return need_of(self.made()) is not None
 
 
 def parse(text: str) -> Spec:

@@ -49,7 +49,7 @@ def tune(
     option, values = grid(spec.name, spec.kind, budget)
     if option in spec.given or fit_of_method(spec.made()) is not None:
         option, values = None, []
-    means = (_at_once if spec.looks else _by_files)(spec, str(option), values, stock, pool, work, weights)
+    means = (_at_once if spec.whole else _by_files)(spec, str(option), values, stock, pool, work, weights)
     chosen = max(means, key=lambda value: (means[value], -value)) if means else None
     method = spec.made(**({} if option is None else {option: chosen}))
     facts = method.facts

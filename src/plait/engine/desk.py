@@ -101,10 +101,10 @@ class Desk:
         else:
             trace.append([file, first, len(data), zlib.crc32(data)])
 
-    def owns(self, values: Tensor) -> bool:
-        """Whether a tensor shares memory with one of the desk's buffers."""
+    def owns(self, values: Tensor, but: str = "") -> bool:
+        """Whether a tensor shares memory with one of the desk's buffers, other than the one named `but`."""
         start = values.untyped_storage().data_ptr()
-        return any(buffer.address == start for buffer in self._buffers.values())
+        return any(buffer.address == start for name, buffer in self._buffers.items() if name != but)
 
     def _buffer(self, name: str, size: int) -> _Buffer:
         buffer = self._buffers.get(name)

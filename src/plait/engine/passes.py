@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,12 +135,28 @@ class FoldPass:
         place, lost = self.out.get(where.name), 0
         if self.outlook is not None and place is not None:
             with owned(where.name):
+                runs = (
+                    self.method.runs(base.values, state, where, self.outlook) if base.hole is None else None
+                )
+                if runs is not None:
+                    return record, self._write(desk, place, where.first, runs)
                 shift = self.method.merge(base.values, state, where, self.outlook)
                 flat = shift if isinstance(shift, Exact) else shift.reshape(-1)
                 values = settle(base.values, flat, torch_dtype(place.dtype))
             lost = overflowed(values, place.dtype, base.hole)
             desk.write(place, where.first, self.source.keep(desk, base, values))
         return record, lost
+
+    @staticmethod
+    def _write(desk: Desk, place: TensorRef, first: int, runs: Iterator[Tensor]) -> int:
+        """Runs of merged fp64 values, rounded once, from element `first` on; returns how many became infinite."""
+        lost = 0
+        for run in runs:
+            values = round_once(run, torch_dtype(place.dtype))
+            lost += overflowed(values, place.dtype)
+            desk.write(place, first, values)
+            first += len(run)
+        return lost
 
     @property
     def _short(self) -> bool:
@@ -178,7 +194,8 @@ class FoldPass:
             if member.has(name, sides):
                 part = self.source.part(desk, base, member, sides)
                 state = self.method.undo(state, part)  # type: ignore[attr-defined]
-        for member in self.enter:
+        last = len(self.enter) - 1
+        for number, member in enumerate(self.enter):
             if not member.has(name, sides) and (additive or not begun):
                 continue
             begun = True
@@ -186,7 +203,8 @@ class FoldPass:
             with owned(member.task, name):
                 state = self.method.step(state, part)
             for slot, value in state.items():
-                if not isinstance(value, ExactSum) and desk.owns(value):
+                # the base's buffer holds this piece to its end, another one until the next member is read
+                if number < last and not isinstance(value, ExactSum) and desk.owns(value, but="base"):
                     state[slot] = value.clone()
         return state
 

@@ -21,7 +21,7 @@ generator's return value, a mapping that survives JSON.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -305,6 +305,12 @@ class TensorMethod(Method):
         """The merged chunk: an Exact *shift* to be added to the base, or the merged values in fp64.
         The engine rounds once, to the base's dtype."""
         raise NotImplementedError
+
+    def runs(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Iterator[Tensor] | None:
+        """The merged values that `merge` would give, in fp64 and in order, run by run: for a method of whole matrices
+        whose output is made in pieces, so that nobody need hold all of it. Each run is used before the next is asked
+        for. None: `merge` is asked."""
+        return None
 
     def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
         """A faster way for a chunk, None where there is none. Not asked where the method concludes. `base` stays as

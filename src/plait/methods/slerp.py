@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import acos, fsum, sin, sqrt
 from typing import ClassVar
@@ -10,7 +10,7 @@ from typing import ClassVar
 from plait.methods.base import Facts, Grain, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
 from plait.methods.ranges import share, truth
 from plait.tensors import BLOCK, Tensor, torch
-from plait.tensors.norms import block_sums
+from plait.tensors.norms import squares_and_product
 
 STRAIGHT = 0.9995
 """Experts whose cosine is larger than that, in size, are joined by a straight line, as mergekit does."""
@@ -67,27 +67,39 @@ class Slerp(TensorMethod):
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Tensor:
         if outlook.count == 1:
             return next(iter(state.values()), base).double()
-        # A first member that leaves the tensor as it is has not stepped in.
-        one, other = (base, *state.values()) if len(state) == 1 else tuple(state.values())
-        if self.t in (0, 1):
-            chosen: Tensor = other if self.t else one
-            return chosen.double()
-        ends = [_Pieces(end, base if self.updates else None) for end in (one, other)]
-        first, second = self.shares(*ends)
-        merged = torch.empty(base.numel(), dtype=torch.float64)
-        for place in ends[0].places:
-            point = ends[0].at(place) * first + ends[1].at(place) * second
-            merged[place] = base[place].double() + point if self.updates else point
+        ends = _ends(base, state)
+        if self._at_an_end(ends):
+            return ends[int(self.t)].double()
+        merged, first = torch.empty(base.numel(), dtype=torch.float64), 0
+        for run in self._points(base, ends):
+            merged[first : first + len(run)] = run
+            first += len(run)
         return merged
+
+    def runs(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Iterator[Tensor] | None:
+        if outlook.count == 1:
+            return None
+        ends = _ends(base, state)
+        return None if self._at_an_end(ends) else self._points(base, ends)
+
+    def _at_an_end(self, ends: tuple[Tensor, Tensor]) -> bool:
+        """Whether the point is one of the ends, bit for bit: between equal ones there is no other."""
+        one, other = ends
+        return self.t in (0, 1) or (one.dtype == other.dtype and torch.equal(one, other))
+
+    def _points(self, base: Tensor, ends: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
+        one, other = (_Pieces(end, base if self.updates else None) for end in ends)
+        first, second = self.shares(one, other)
+        for place in one.places:
+            point = one.at(place).mul_(first).add_(other.at(place).mul_(second))
+            yield point.add_(base[place]) if self.updates else point
 
     def shares(self, one: _Pieces, other: _Pieces) -> tuple[float, float]:
         """The factors of the two ends at the point between them."""
-        sums: list[list[float]] = [[], [], []]
-        for place in one.places:
-            a, b = one.at(place), other.at(place)
-            for found, product in zip(sums, (a * a, b * b, a * b), strict=True):
-                found += block_sums(product)
-        norms, inner = [sqrt(fsum(found)) for found in sums[:2]], fsum(sums[2])
+        pieces = ((one.at(place).numpy(), other.at(place).numpy()) for place in one.places)
+        sums = list(squares_and_product(pieces)) or [(0.0, 0.0, 0.0)]
+        squares, others, products = zip(*sums, strict=True)
+        norms, inner = (sqrt(fsum(squares)), sqrt(fsum(others))), fsum(products)
         cosine = inner / (norms[0] * norms[1]) if min(norms) > NOTHING else 0.0
         angle = acos(max(-1.0, min(1.0, cosine)))
         straight = abs(sin(angle)) < FLAT if self.updates else abs(cosine) > STRAIGHT
@@ -100,14 +112,23 @@ class Slerp(TensorMethod):
         return len(members) == 1
 
 
+def _ends(base: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    """The two members' tensors. A first member that leaves the tensor as it is has not stepped in."""
+    one, other = state.values() if len(state) > 1 else (base, *state.values())
+    return one, other
+
+
 class _Pieces:
     """A flat tensor, or what it adds to a base, in fp64 by runs of BLOCK elements: short enough to stay near the
-    processor, and those that `block_sums` adds up, so that no result depends on them."""
+    processor, and those whose sums `plait.tensors.norms` makes in one fixed order."""
 
     def __init__(self, end: Tensor, base: Tensor | None) -> None:
         self.end, self.base = end, base
         self.places = [slice(i, i + BLOCK) for i in range(0, end.numel(), BLOCK)]
+        self._room = torch.empty(min(BLOCK, end.numel()), dtype=torch.float64)
 
     def at(self, place: slice) -> Tensor:
-        piece = self.end[place].double()
-        return piece if self.base is None else piece - self.base[place].double()
+        """The run there, to be written over as one likes; it is gone at the next call."""
+        found = self.end[place]
+        piece = self._room[: len(found)].copy_(found)
+        return piece if self.base is None else piece.sub_(self.base[place].double())

@@ -200,6 +200,10 @@ class Varied(TensorMethod):
             return Exact.of(torch.zeros(where.count, dtype=torch.float64))
         return self.at(where.name).merge(base, state, where, own)
 
+    def runs(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Iterator[Tensor] | None:
+        own = self._outlook(outlook, where.name)
+        return self.at(where.name).runs(base, state, where, own) if own.members else None
+
     def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
         own = self._outlook(outlook, where.name)
         found = self.at(where.name).quick(base, where, own) if own.members else None

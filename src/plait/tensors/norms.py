@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
-from plait.tensors import BLOCK, Tensor, torch
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from plait.tensors import BLOCK, Tensor
+
+Array = Any
+"""A numpy array."""
 
 
 def block_sums(values: Tensor, length: int = BLOCK) -> list[float]:
     """Sums of consecutive runs of `length` elements; the last run may be shorter.
 
     values: flat fp64. Each run is padded with zeros to a power of two and halved by element-wise additions,
-    so a sum depends on its own run only. `torch.sum` is not used: its order changes with threads and vector
-    width. Add the sums up with `math.fsum`, which rounds once. Cost: two reads and one write an element.
+    so a sum depends on its own run only. Neither `torch.sum` nor a dot product is used: their order changes with
+    threads and vector width. Add the sums up with `math.fsum`, which rounds once.
     """
-    whole = values.numel() - values.numel() % length
-    sums: list[float] = _halve(values[:whole].view(-1, length)).tolist() if whole else []
-    if whole < values.numel():
-        sums += _halve(values[whole:].view(1, -1)).tolist()
+    array: Array = values.numpy()
+    whole = len(array) - len(array) % length
+    sums: list[float] = []
+    for rows in _bands(array[:whole].reshape(-1, length)):
+        sums += _halved(rows)
+    if whole < len(array):
+        sums += _halved(array[None, whole:])
     return sums
 
 
-def _halve(rows: Tensor) -> Tensor:
+def squares_and_product(pieces: Iterable[tuple[Array, Array]]) -> Iterator[tuple[float, float, float]]:
+    """sum a², sum b² and sum a b for every pair of flat fp64 arrays of at most BLOCK elements, in the order of
+    `block_sums`. The arrays may be written to when the next pair is asked for."""
+    import numpy as np
+
+    products = np.empty((3, BLOCK))
+    for a, b in pieces:
+        room = products[:, : len(a)]
+        for found, one, other in zip(room, (a, b, a), (a, b, b), strict=True):
+            np.multiply(one, other, out=found)
+        squares, others, inner = _halved(room)
+        yield squares, others, inner
+
+
+def _bands(rows: Array) -> Iterator[Array]:
+    """The rows, as many at a time as stay near the processor."""
+    step = max(1, BLOCK // rows.shape[1]) if rows.shape[1] else 1
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+
+
+def _halved(rows: Array) -> list[float]:
+    """The sum of each row, which is left as it is."""
+    import numpy as np
+
     width = rows.shape[1]
-    full = 1 << (width - 1).bit_length()
-    if full != width:
-        rows = torch.nn.functional.pad(rows, (0, full - width))
-    while full > 1:
-        full //= 2
-        rows = rows[:, :full] + rows[:, full:]
-    return rows[:, 0]
+    half = 1 << (width - 1).bit_length() >> 1
+    if not half:
+        return [float(value) for value in rows[:, 0]]
+    sums = rows[:, :half].copy()
+    sums[:, : width - half] += rows[:, half:]
+    sums[:, width - half :] += 0.0  # as if padded: -0.0 becomes 0.0
+    while half > 1:
+        half //= 2
+        np.add(sums[:, :half], sums[:, half : 2 * half], out=sums[:, :half])
+    return [float(value) for value in sums[:, 0]]

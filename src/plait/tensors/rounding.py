@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.tensors import Tensor, torch
+from plait.tensors import BLOCK, Tensor, torch
 
 ANY = 1 << 16
 """The `low` of a tensor of zeros: zero is a multiple of everything."""
@@ -59,20 +59,28 @@ def scan(tensor: Tensor) -> Scan:
         raise TypeError(
             f"dtype {tensor.dtype} has no exact sums; convert it to bf16, fp16, fp32 or fp64 first"
         )
+    import numpy as np
+
     signed, unsigned, fraction, bias, full = layout
     if tensor.numel() == 0:
         return Scan(ANY, -ANY, False, True)
-    raw = tensor.detach().contiguous().view(getattr(torch, signed)).numpy()
+    raw = tensor.detach().contiguous().view(getattr(torch, signed)).numpy().reshape(-1)
     top = 1 << (8 * raw.itemsize - 1)
-    bits = raw.view(unsigned) & raw.view(unsigned).dtype.type(top - 1)
-    smallest, largest = int(bits.min()), int(bits.max())
-    negative_zero = False
-    if smallest == 0:
-        negative_zero = int(raw.min()) == -top
-        if largest == 0:
-            return Scan(ANY, -ANY, negative_zero, True)
-        bits -= bits.dtype.type(1)  # zero becomes the largest integer, so that the minimum skips it
-        smallest = int(bits.min()) + 1
+    smallest, largest, negative_zero = top, 0, False
+    room = np.empty(min(BLOCK, len(raw)), unsigned)
+    mask, one = room.dtype.type(top - 1), room.dtype.type(1)
+    for start in range(0, len(raw), BLOCK):  # short enough to stay near the processor
+        run = raw[start : start + BLOCK]
+        bits = np.bitwise_and(run.view(unsigned), mask, out=room[: len(run)])
+        least = int(bits.min())
+        largest = max(largest, int(bits.max()))
+        if least == 0:
+            negative_zero = negative_zero or int(run.min()) == -top
+            bits -= one  # zero becomes the largest integer, so that the minimum skips it
+            least = int(bits.min()) + 1
+        smallest = min(smallest, least)
+    if largest == 0:
+        return Scan(ANY, -ANY, negative_zero, True)
     low = max(smallest >> fraction, 1) - bias - fraction
     high = max(largest >> fraction, 1) - bias + 1
     return Scan(low, high, negative_zero, (largest >> fraction) < full)
