@@ -21,6 +21,7 @@ from plait.engine.passes import (
     FoldPass,
     GivePass,
     SurveyPass,
+    TallyPass,
     collect,
     in_lockstep,
     wanted,
@@ -30,7 +31,7 @@ from plait.engine.progress import Gauge
 from plait.engine.source import Incoming
 from plait.engine.state import Record, StateReader, StateWriter, settle
 from plait.errors import VerificationError
-from plait.methods.base import Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
+from plait.methods.base import LONG, Answers, Known, MemberFacts, Outlook, Survey, TensorMethod, Where
 from plait.methods.coefficients import STATELESS, Coefficients
 from plait.methods.varied import weighted
 from plait.types import TensorRef
@@ -154,10 +155,18 @@ def _fold(merge: Merge, state: Path | None, new_state: Path | None) -> set[str]:
     only = len(facts) == 1 and merge.method.reduces(facts)
     computes = bool(merge.out) and bool(facts) and not only
     concludes = computes and merge.method.concludes()
+    if (
+        concludes
+        and new_state is None
+        and reader is None
+        and not merge.leave
+        and _tallied(merge, touched, facts)
+    ):
+        concludes = False
 
     with _folder_for_state(merge, new_state, needed=concludes) as folder:
         alive = touched
-        outlook = Outlook(facts) if computes and not concludes else None
+        outlook = Outlook(facts, merge.concluded) if computes and not concludes else None
         if folder is not None or outlook is not None:
             alive = _state_pass(merge, touched, reader, folder, outlook, keep=new_state is not None)
         if not facts and alive and folder is not None:
@@ -322,6 +331,39 @@ def _places(merge: Merge, names: Mapping[str, Any] | set[str], survey: Survey = 
     """Whole tensors in the order of their names, so that sharding does not matter; empty ones, and those that
     the survey does not ask for, are left out."""
     return [whole(merge.base[n], n) for n in sorted(names) if merge.base[n].numel and wanted(survey, n)]
+
+
+def _tallied(merge: Merge, touched: set[str], facts: Sequence[MemberFacts]) -> bool:
+    """Whether what the method concludes could be found by its shorter way, from the members themselves; it is in
+    `merge.concluded` then."""
+    journal, method = merge.driver.journal, merge.method
+    if type(method).tally is TensorMethod.tally or not merge.compiled:
+        return False
+    if journal is not None and "folded" in journal.values:
+        return False  # the interrupted run had gone the long way
+    places = _places(merge, touched)
+
+    def ask(surveys: dict[int, Survey]) -> dict[int, Answers]:
+        names = {w.name for w in _places(merge, touched, surveys[0])}
+        plan = merge.plan(names)
+        task = TallyPass(method, merge.source, tuple(merge.enter), surveys[0])
+        total = sum(merge.base[n].nbytes for n in names)
+        total += sum(m.refs[n].nbytes for m in merge.enter for n in names if n in m.refs)
+        found = merge.driver.survey("conclude", plan, task, total // surveys[0].stride)
+        answers = collect(places, plan, found)
+        if any(answer is LONG for entries in answers.values() for _, answer in entries):
+            raise _Long
+        return {0: answers}
+
+    try:
+        merge.concluded = in_lockstep({0: method.conclude({w.name: w for w in places}, facts)}, ask)[0]
+    except _Long:
+        return False
+    return True
+
+
+class _Long(Exception):
+    """A shorter way does not hold for all chunks."""
 
 
 def _conclude(merge: Merge, state: StateReader, facts: Sequence[MemberFacts]) -> Known:

@@ -11,7 +11,19 @@ from plait.engine.desk import Desk, overflowed, torch_dtype
 from plait.engine.plan import Job
 from plait.engine.source import Incoming, Loaded, Source
 from plait.engine.state import Record, StateReader, StateWriter, blank
-from plait.methods.base import LONG, Answers, Known, MemberFacts, Outlook, State, Survey, TensorMethod, Where
+from plait.methods.base import (
+    LONG,
+    Answers,
+    Known,
+    MemberFacts,
+    Outlook,
+    Quick,
+    State,
+    Survey,
+    Tally,
+    TensorMethod,
+    Where,
+)
 from plait.tensors import BLOCK, Tensor
 from plait.tensors.bins import owned
 from plait.tensors.exact import Exact, ExactSum, round_once, settle
@@ -97,6 +109,56 @@ class ExaminePass:
 
 
 @dataclass(frozen=True)
+class TallyPass:
+    """One survey of the state that members would lead to, by the method's shorter way. Answers as those of
+    `ExaminePass`, with LONG among them where it does not hold."""
+
+    method: TensorMethod
+    source: Source
+    enter: tuple[Incoming, ...]
+    survey: Survey
+
+    def __call__(self, job: Job, desk: Desk) -> list[list[tuple[int, Any]]]:
+        return [self._piece(piece, desk) for piece in job.pieces]
+
+    def _piece(self, piece: Where, desk: Desk) -> list[tuple[int, Any]]:
+        element = self.method.grain(piece.shape, piece.name) == "element"
+        answers = []
+        for first, count in sampled(piece, self.survey.stride if element else 1):
+            where = Where(piece.name, piece.shape, piece.dtype, first, count)
+            answers.append((first, self._answer(where, desk)))
+        return answers
+
+    def _answer(self, where: Where, desk: Desk) -> Any:
+        base = desk.read(self.source.base[where.name], where.first, where.count, "base")
+        tally = self.method.tally(base, where)
+        if tally is None or not _taken(tally, self.method, where, base, self.enter, desk):
+            return LONG
+        return tally.answer(self.survey.ask)
+
+
+def _taken(
+    way: Quick | Tally,
+    method: TensorMethod,
+    where: Where,
+    base: Tensor,
+    enter: Sequence[Incoming],
+    desk: Desk,
+) -> bool:
+    """Whether a shorter way takes all members in; those that do not change the tensor as in `FoldPass`."""
+    begun = False
+    for member in enter:
+        theirs = member.refs.get(where.name)
+        if theirs is None and (not begun or method.facts.family == "additive"):
+            continue
+        begun = True
+        expert = base if theirs is None else desk.read(theirs, where.first, where.count, "expert")
+        if not way.take(expert, MemberFacts(member.weight, member.known or {})):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
 class FoldPass:
     """Members into the state, the state into the output: all of a merge, or either half of it.
 
@@ -171,17 +233,8 @@ class FoldPass:
         ref = self.source.base[where.name]
         base = desk.read(ref, where.first, where.count, "base")
         quick = self.method.quick(base, where, self.outlook)
-        if quick is None:
+        if quick is None or not _taken(quick, self.method, where, base, self.enter, desk):
             return None
-        begun = False
-        for member in self.enter:
-            theirs = member.refs.get(where.name)
-            if theirs is None and (not begun or self.method.facts.family == "additive"):
-                continue
-            begun = True
-            expert = base if theirs is None else desk.read(theirs, where.first, where.count, "expert")
-            if not quick.take(expert, MemberFacts(member.weight, member.known or {})):
-                return None
         return quick.merged(torch_dtype(place.dtype))
 
     def _fold(self, desk: Desk, base: Loaded, state: State, begun: bool) -> State:

@@ -218,6 +218,17 @@ class Quick(Protocol):
         would refuse."""
 
 
+class Tally(Protocol):
+    """A faster way to what `examine` answers, for one chunk whose members all enter at once and of which no state is
+    kept."""
+
+    def take(self, expert: Tensor, member: MemberFacts) -> bool:
+        """Take a member in; its tensor may be overwritten afterwards. False: give up."""
+
+    def answer(self, ask: Any) -> Any:
+        """What `examine` answers of the state that these members lead to. LONG: give up."""
+
+
 @dataclass(frozen=True)
 class TensorMethod(Method):
     """A method that sees one chunk at a time."""
@@ -313,8 +324,13 @@ class TensorMethod(Method):
         return None
 
     def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
-        """A faster way for a chunk, None where there is none. Not asked where the method concludes. `base` stays as
-        it is meanwhile. Asked only where `compiled.works()`."""
+        """A faster way for a chunk, None where there is none. Asked of a method that concludes where `tally` alone
+        found what it concludes. `base` stays as it is meanwhile. Asked only where `compiled.works()`."""
+        return None
+
+    def tally(self, base: Tensor, where: Where) -> Tally | None:
+        """A faster way to the answers of `examine`, None where there is none. All chunks have it, or the engine goes
+        the long way. `base` stays as it is meanwhile. Asked only where `compiled.works()`."""
         return None
 
     def glance(self, base: Tensor, expert: Tensor, where: Where, ask: Any) -> Any:

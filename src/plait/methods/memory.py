@@ -213,8 +213,13 @@ class Table:
         members = [m.facts for m in self.members]
         only = self.members[0] if len(members) == 1 and self.method.reduces(members) else None
         with one_thread():
-            outlook = Outlook(tuple(members), self._conclude(members))
+            outlook = self.outlook()
             return {n: self._kept(n, self._output(n, t, outlook, only)) for n, t in self.base.items()}
+
+    def outlook(self) -> Outlook:
+        """What `merge` may know of the members."""
+        members = tuple(m.facts for m in self.members)
+        return Outlook(members, self._conclude(members))
 
     def states(self) -> dict[str, list[tuple[Where, State]]]:
         """Tensor name -> (place, state) of every chunk, for tensors that some member changed."""

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, sqrt
+from math import fsum, isfinite, sqrt
 from typing import Any, ClassVar
 
-from plait.methods.base import Answers, Facts, Known, MemberFacts, Outlook, Part, Slot, State, Survey, Where
+from plait.methods.base import (
+    LONG,
+    Answers,
+    Facts,
+    Known,
+    MemberFacts,
+    Outlook,
+    Part,
+    Quick,
+    Slot,
+    State,
+    Survey,
+    Tally,
+    Where,
+)
 from plait.methods.ranges import truth
 from plait.methods.sparsify import Sparsified
 from plait.tensors import BLOCK, Tensor, torch
+from plait.tensors.compiled import ScaledSum, known
 from plait.tensors.exact import Exact
-from plait.tensors.norms import block_sums
+from plait.tensors.norms import block_sums, differences, square_distances
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,15 @@ class ModelStock(Sparsified):
         values = tau.double()
         return block_sums(values * values, self._run(part.where))
 
+    def glance(self, base: Tensor, expert: Tensor, where: Where, ask: Any) -> Any:
+        if self.sparsify is not None or not known(base) or base.dtype != expert.dtype:
+            return LONG
+        sums = square_distances(expert, base)
+        return sums if all(map(isfinite, sums)) else LONG
+
+    def tally(self, base: Tensor, where: Where) -> Tally | None:
+        return _Directions(base, where.name) if self.sparsify is None and known(base) else None
+
     def _run(self, where: Where) -> int:
         row = where.shape[-1] if where.shape else 1
         return row if self.grain(where.shape, where.name) == "row" else BLOCK
@@ -89,7 +113,53 @@ class ModelStock(Sparsified):
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: Exact = state["delta"].value()
-        return total.over(outlook.weight).times(outlook.known["t"][where.name])
+        ratio = outlook.known["t"][where.name]
+        if ratio == 0:
+            return total.times(0.0)
+        shift = total.over(outlook.weight / abs(ratio))
+        return shift if ratio > 0 else shift.times(-1.0)
+
+    def quick(self, base: Tensor, where: Where, outlook: Outlook) -> Quick | None:
+        ratio = outlook.known["t"][where.name]
+        if self.sparsify is not None or not known(base):
+            return None
+        return ScaledSum(base, divisor=outlook.weight / ratio) if ratio else ScaledSum(base, 0.0)
+
+
+class _Directions:
+    """U of a chunk, in fp64 where that is exact. Blocks are gone through one by one, so that they stay near the
+    processor."""
+
+    def __init__(self, base: Tensor, name: str) -> None:
+        self._base, self._name = base, name
+        self._total = torch.zeros(len(base), dtype=torch.float64).numpy()
+        self._weight, self._finest = 0.0, -40
+
+    def take(self, expert: Tensor, member: MemberFacts) -> bool:
+        weight, norm = member.weight, member.known["norms"].get(self._name)
+        if expert.dtype != self._base.dtype or weight <= 0:
+            return False
+        if not norm:
+            return True
+        quantum = _quantum(weight)
+        self._weight += weight
+        self._finest = min(self._finest, quantum)
+        # Elements of a direction reach no more than the weight, and sums of them no more than all weights together.
+        if not weight < 2.0 ** (quantum + 49) or not self._weight < 2.0 ** (self._finest + 52):
+            return False
+        magic = 1.5 * 2.0 ** (52 + quantum)
+        for first, tau in differences(expert, self._base):
+            tau /= norm
+            if weight != 1:
+                tau *= weight
+            tau += magic
+            tau -= magic
+            self._total[first : first + len(tau)] += tau
+        return True
+
+    def answer(self, ask: Any) -> Any:
+        sums = block_sums(torch.from_numpy(self._total * self._total))
+        return sums if all(map(isfinite, sums)) else LONG
 
 
 def _quantum(weight: float) -> int:

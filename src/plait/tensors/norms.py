@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from plait.tensors import BLOCK, Tensor
+from plait.tensors import BLOCK, Tensor, torch
 
 Array = Any
 """A numpy array."""
@@ -40,6 +40,29 @@ def squares_and_product(pieces: Iterable[tuple[Array, Array]]) -> Iterator[tuple
             np.multiply(one, other, out=found)
         squares, others, inner = _halved(room)
         yield squares, others, inner
+
+
+def differences(a: Tensor, b: Tensor) -> Iterator[tuple[int, Array]]:
+    """a - b in fp64, a block at a time, with the index of its first element. a, b: flat, of any float dtypes and one
+    length. A block may be written to; it is used again for the next."""
+    count = a.numel()
+    first, second = (torch.empty(min(count, BLOCK), dtype=torch.float64) for _ in "ab")
+    array = first.numpy()
+    for start in range(0, count, BLOCK):
+        size = min(BLOCK, count - start)
+        x, y = first[:size], second[:size]
+        x.copy_(a[start : start + size])
+        x.sub_(y.copy_(b[start : start + size]))
+        yield start, array[:size]
+
+
+def square_distances(a: Tensor, b: Tensor) -> list[float]:
+    """block_sums((a - b)²) in fp64, for flat tensors of any float dtypes and one length."""
+    sums = []
+    for _, x in differences(a, b):
+        x *= x
+        sums += _halved(x[None])
+    return sums
 
 
 def _bands(rows: Array) -> Iterator[Array]:
