@@ -155,6 +155,16 @@ def test_init_passes_options_by_flag_and_by_set(plait: Plait, line: Path) -> Non
     assert list(done.json) == ["command", *SCHEMA["init"]]
 
 
+def test_init_without_a_method_says_which_it_took_and_where_the_choice_is_explained(
+    plait: Plait, line: Path
+) -> None:
+    done = plait("init", line / "new", "--base", "b")
+    assert last()[1] == (str(line / "new"), "b", "average")
+    assert "no --method was given, so it is average" in done.out
+    named = plait("init", line / "newer", "--base", "b", "--method", "average")
+    assert "no --method" not in named.out
+
+
 def test_every_option_of_every_method_is_a_flag_of_init(plait: Plait) -> None:
     from dataclasses import fields
 
