@@ -88,7 +88,17 @@ def test_the_probe_sees_what_a_merge_loads(world: Path) -> None:
 
 def cost(command: list[str], folder: Path) -> float:
     """Seconds of processor time of one run; unlike the time on the clock it hardly counts what others do."""
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    bytecode = {
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
+    }  # as installed
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **bytecode},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return used.ru_utime + used.ru_stime
