@@ -13,7 +13,8 @@ import torch
 
 from plait.errors import UsageError
 from plait.methods.dop import _shortest
-from plait.methods.memory import apply, same_bytes
+from plait.methods.memory import apply
+from plait.methods.pieces import same_bytes
 from plait.methods.registry import make
 from tests.methods.matrices import MATRICES, Model, drawn
 

@@ -16,7 +16,8 @@ from plait import merge_files
 from plait.errors import KeyMismatch, NonFinite, RefusedInput, UsageError
 from plait.methods.average import Average
 from plait.methods.base import LEAST_WEIGHT, MOST_WEIGHT, Facts, Known, MemberFacts, Method, ModelMethod
-from plait.methods.memory import Table, apply, content
+from plait.methods.memory import Table, apply
+from plait.methods.pieces import content
 from plait.methods.registry import make
 from plait.tensors import BLOCK
 from plait.testing import LawBroken, check

@@ -11,8 +11,9 @@ import torch
 
 from plait.errors import UsageError
 from plait.methods.base import Part, Where
-from plait.methods.memory import apply, same_bytes
+from plait.methods.memory import apply
 from plait.methods.nufilt import Nufilt
+from plait.methods.pieces import same_bytes
 from plait.methods.registry import make
 from plait.tensors.random import normal
 from tests.methods.matrices import MATRICES, SHAPES, Model, drawn

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from plait import Line, merge_files
 from plait.errors import RefusedInput, UsageError
-from plait.methods.memory import apply, same_bytes
+from plait.methods.memory import apply
+from plait.methods.pieces import same_bytes
 from plait.methods.registry import make
 from plait.methods.slerp import Slerp
 from plait.tensors import BLOCK

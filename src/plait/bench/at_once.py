@@ -117,7 +117,7 @@ def _sides(
 ) -> dict[str, Tensor]:
     """What `TensorMethod.sides` asks for, of one expert under its own weights: fp32."""
     from plait.methods.base import Where
-    from plait.methods.memory import whole
+    from plait.methods.pieces import whole
     from plait.methods.registry import make
     from plait.problem.moments import second_moments
 

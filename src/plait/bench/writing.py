@@ -19,7 +19,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     import torch
 
     from plait.checkpoint.format import FileWriter
-    from plait.methods.memory import dtype_name
+    from plait.methods.pieces import dtype_name
 
     writer = FileWriter(file, [(name, dtype_name(t), tuple(t.shape)) for name, t in tensors.items()])
     for name, tensor in tensors.items():

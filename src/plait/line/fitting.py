@@ -225,7 +225,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _load(refs: Mapping[str, TensorRef], device: str) -> dict[str, Any]:
     """Tensors in memory in fp32, those in fp64 as they are."""
     from plait.line.subjects import load
-    from plait.methods.memory import wide
+    from plait.methods.pieces import wide
 
     found = load({name: ref for name, ref in refs.items() if ref.numel}, device, None)
     for name in found:

@@ -81,7 +81,7 @@ def state_dict_digest(tensors: Mapping[str, Tensor]) -> str:
     """The root digest that these tensors have as a checkpoint, so that random numbers are the same for both."""
     import torch
 
-    from plait.methods.memory import dtype_name
+    from plait.methods.pieces import dtype_name
 
     rows = {}
     for name, tensor in tensors.items():

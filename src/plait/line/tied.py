@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.checkpoint.ties import choose_aliases, is_embedding, is_head
 from plait.errors import KeyMismatch
-from plait.methods.memory import dtype_name, mergeable, same_bytes
+from plait.methods.pieces import dtype_name, mergeable, same_bytes
 from plait.tensors import Tensor, torch
 
 _SAME_SIZE = {2: "int16", 4: "int32", 8: "int64"}

@@ -9,7 +9,8 @@ from plait.errors import UsageError
 from plait.methods.base import MemberFacts, TensorMethod
 from plait.methods.choosing import Choice, Renew, choose, choose_scale, fit_of_method, unfitted
 from plait.methods.coefficients import CoefficientMethod
-from plait.methods.memory import Table, wide
+from plait.methods.memory import Table
+from plait.methods.pieces import wide
 from plait.tensors import Tensor
 
 Fill = Callable[[TensorMethod, bool], Table]

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.errors import UsageError
 from plait.methods.base import AdditiveMethod, MemberFacts, Method, Outlook, Part, Where
-from plait.methods.memory import whole
+from plait.methods.pieces import whole
 from plait.methods.registry import make
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact, ExactSum, settle

@@ -17,35 +17,29 @@ from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 from plait.methods.base import (
-    LONG,
     AdditiveMethod,
-    Answers,
     Facts,
     MemberFacts,
     Method,
     ModelMethod,
-    Outlook,
-    Quick,
-    Survey,
-    Tally,
     TensorMethod,
     Weight,
 )
-from plait.methods.memory import Table, apply, content, drive, mergeable, same_bytes, whole
+from plait.methods.memory import Table, apply
 from plait.methods.registry import make, names
 from plait.methods.varied import one_for_all
-from plait.tensors import BLOCK, Tensor, compiled, torch
+from plait.tensors import BLOCK, Tensor, torch
+from plait.testing.broken import LawBroken as LawBroken
+from plait.testing.broken import label, same
+from plait.testing.examples import Model as Model
+from plait.testing.examples import examples as examples
+from plait.testing.examples import sides_of as sides_of
+from plait.testing.shortcuts import shortcuts_change_nothing as shortcuts_change_nothing
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 WEIGHTS = (1.0, 2.0, 0.3, 0.5, 1.7)
 BY_TENSOR = "head.*:0; blocks.*:0.5..2; *.bias:1; 0.3"
 """A weight that is another for each tensor, for methods that take such."""
-
-Model = dict[str, Tensor]
-
-
-class LawBroken(AssertionError):
-    """A method does not do what every method must do."""
 
 
 def check(method: Method, *, gives_back: bool | None = None, problem: Any = None) -> None:
@@ -71,78 +65,6 @@ def check(method: Method, *, gives_back: bool | None = None, problem: Any = None
     one_member_comes_back(method, gives_back)
     order_is_as_declared(method)
     leaving_undoes_entering(method)
-
-
-def examples(dtype: str, count: int = 4, *, large: bool = False, seed: int = 0) -> tuple[Model, list[Model]]:
-    """A base and `count` experts with what merges stumble over: tiny and denormal elements, zeros of both signs,
-    elements and whole tensors that no expert changes, tensors without elements, 0-d tensors, a buffer.
-
-    dtype: name of a torch float dtype. large: with a tensor that is longer than a block.
-    """
-    kind: torch.dtype = getattr(torch, dtype)
-    shapes: dict[str, tuple[int, ...]] = {
-        "layer.weight": (24, 17),
-        "layer.bias": (24,),
-        "head.weight": (5, 31),
-        "conv.weight": (4, 3, 2, 2),
-        "embedding.weight": (13, 8),
-        "scale": (),
-        "one": (1,),
-        "nothing": (0, 3),
-    }
-    if large:
-        shapes["long.weight"] = (83, 800)
-    draw = torch.Generator().manual_seed(seed)
-    base: Model = {n: _edge(torch.randn(s, generator=draw) * 0.02, kind, draw) for n, s in shapes.items()}
-    deep = torch.Generator().manual_seed(seed + 1)  # layers of a number, for options that differ by depth
-    for name in ("blocks.0.weight", "blocks.1.weight", "blocks.2.weight"):
-        base[name] = (torch.randn(6, 5, generator=deep) * 0.02).to(kind)
-    base["frozen"] = torch.randn(7, generator=draw).to(kind)
-    base["steps"] = torch.tensor([3, 1])
-    experts = []
-    for i in range(count):
-        expert = {n: t.clone() for n, t in base.items()}
-        for n in shapes:
-            if n == "head.weight" and i == 1:
-                continue  # a tensor that this expert leaves as it is
-            moved = base[n].double() + torch.randn(shapes[n], generator=draw).double() * 0.002
-            expert[n] = _edge(moved, kind, draw)
-        for name in (n for n in base if n.startswith("blocks.")):
-            moved = base[name].double() + torch.randn(6, 5, generator=deep).double() * 0.002
-            expert[name] = moved.to(kind)
-        experts.append(expert)
-    return base, experts
-
-
-def _edge(values: Tensor, kind: torch.dtype, draw: torch.Generator) -> Tensor:
-    """`values` in dtype `kind`, with some elements replaced by awkward ones."""
-    out = values.to(kind)
-    info = torch.finfo(kind)
-    odd = [0.0, -0.0, info.tiny, -info.tiny, info.tiny / 4, -info.smallest_normal / 2, info.eps**2, 1.0, -1.0]
-    if out.numel() >= 20:
-        at = torch.randint(out.numel(), (len(odd) * (1 + out.numel() // 200),), generator=draw)
-        flat = out.view(-1)
-        flat[at] = torch.tensor(odd, dtype=torch.float64).repeat(len(at) // len(odd)).to(kind)
-    return out
-
-
-def sides_of(method: TensorMethod, base: Model, expert: Model) -> Model:
-    """What `method.sides` asks for, made up, a function of the expert's content: second moments of few inputs where a
-    side is square and of another shape than its tensor, else magnitudes of all sizes, some of them 0."""
-    draw = torch.Generator().manual_seed(int.from_bytes(content(expert)[:7], "little"))
-    sides: Model = {}
-    for name, tensor in base.items():
-        if not mergeable(tensor) or not tensor.numel():
-            continue
-        place = whole(name, tensor)
-        for side, shape in method.sides(place.shape, name, place.dtype).items():
-            if shape != place.shape and len(shape) == 2 and shape[0] == shape[1]:
-                inputs = torch.randint(-9, 10, (shape[0] // 2 + 1, shape[0]), generator=draw).double()
-                sides[f"{side}/{name}"] = inputs.T @ inputs / len(inputs)
-            else:
-                sizes = torch.randint(-60, 2, shape, generator=draw).double().exp2()
-                sides[f"{side}/{name}"] = sizes * torch.randint(0, 3, shape, generator=draw)
-    return sides
 
 
 def _weights(method: TensorMethod) -> tuple[Weight, ...]:
@@ -173,20 +95,20 @@ def facts_are_complete(method: Method) -> None:
     """What a user must know is declared, and the declaration fits the class."""
     facts = getattr(method, "facts", None)
     if not isinstance(facts, Facts):
-        raise LawBroken(f"{_label(method)} declares no facts; give the class a `facts: ClassVar[Facts]`")
+        raise LawBroken(f"{label(method)} declares no facts; give the class a `facts: ClassVar[Facts]`")
     for f in fields(facts):
         if getattr(facts, f.name) in ("", None):
-            raise LawBroken(f"{_label(method)}: facts.{f.name} is empty; say it")
+            raise LawBroken(f"{label(method)}: facts.{f.name} is empty; say it")
     if not (type(method).__doc__ or "").strip() or (type(method).__doc__ or "").startswith(
         f"{type(method).__name__}("
     ):
-        raise LawBroken(f"{_label(method)} has no docstring; state its formula, options and their ends")
+        raise LawBroken(f"{label(method)} has no docstring; state its formula, options and their ends")
     additive = isinstance(method, AdditiveMethod)
     if additive != (facts.family == "additive") or (
         additive and (facts.order or facts.removal != "subtract")
     ):
         raise LawBroken(
-            f"{_label(method)}: facts say {facts.family}, order {facts.order}, removal {facts.removal}; an "
+            f"{label(method)}: facts say {facts.family}, order {facts.order}, removal {facts.removal}; an "
             "AdditiveMethod, and no other, is of family additive, without order and removed by subtraction"
         )
 
@@ -195,25 +117,25 @@ def options_round_trip(method: Method) -> None:
     """Options survive JSON and text, give an equal method back, are hashable, and cannot be changed."""
     plain = json.loads(json.dumps(method.options()))
     if plain != method.options():
-        raise LawBroken(f"{_label(method)}: options {method.options()} do not survive JSON; use plain values")
+        raise LawBroken(f"{label(method)}: options {method.options()} do not survive JSON; use plain values")
     if method.name in names():
         if make(method.name, plain) != method:
             raise LawBroken(
-                f"{_label(method)}: make(name, options) is another method: {make(method.name, plain)}"
+                f"{label(method)}: make(name, options) is another method: {make(method.name, plain)}"
             )
         words = {
             key: str(value) for key, value in plain.items() if isinstance(value, (int, float, str, bool))
         }
         rest = {key: value for key, value in plain.items() if key not in words}
         if make(method.name, {**rest, **words}) != method:
-            raise LawBroken(f"{_label(method)}: options given as text make another method")
+            raise LawBroken(f"{label(method)}: options given as text make another method")
     hash(method)
     for f in fields(method):
         try:
             setattr(method, f.name, getattr(method, f.name))
         except FrozenInstanceError:
             continue
-        raise LawBroken(f"{_label(method)} can be changed; declare it @dataclass(frozen=True)")
+        raise LawBroken(f"{label(method)} can be changed; declare it @dataclass(frozen=True)")
 
 
 def inputs_stay(method: TensorMethod) -> None:
@@ -224,11 +146,11 @@ def inputs_stay(method: TensorMethod) -> None:
     for name, tensor in merged.items():
         tensor.zero_()
         if tensor.shape != base[name].shape or tensor.dtype != base[name].dtype:
-            raise LawBroken(f"{_label(method)}: {name} came out {tensor.dtype} {tuple(tensor.shape)}")
+            raise LawBroken(f"{label(method)}: {name} came out {tensor.dtype} {tuple(tensor.shape)}")
     if list(merged) != list(base):
-        raise LawBroken(f"{_label(method)}: names came out as {list(merged)}, the base has {list(base)}")
+        raise LawBroken(f"{label(method)}: names came out as {list(merged)}, the base has {list(base)}")
     for now, then in zip((base, *experts), before, strict=True):
-        _same(method, now, then, "an input was written to")
+        same(method, now, then, "an input was written to")
 
 
 def cuts_do_not_matter(method: TensorMethod) -> None:
@@ -244,74 +166,9 @@ def cuts_do_not_matter(method: TensorMethod) -> None:
             got = _merged(method, base, experts, WEIGHTS[:count], chunk=BLOCK)
         finally:
             torch.set_num_threads(threads)
-        _same(
+        same(
             method, got, want, "chunks of a block and 4 threads gave other bytes than one chunk and 1 thread"
         )
-
-
-def shortcuts_change_nothing(method: TensorMethod) -> None:
-    """Where `quick` and `tally` do not give up, they give the bytes of the long way."""
-    tallies = type(method).tally is not TensorMethod.tally
-    if (method.concludes() and not tallies) or not compiled.works() or method.most_members is not None:
-        return
-    weights = (1.0, 2.0, 0.5, 0.5)
-    for dtype in ("bfloat16", "float16", "float32"):
-        for base, experts in (examples(dtype), _smooth(dtype)):
-            table = Table(method, base)
-            for expert, weight in zip(experts, weights, strict=False):
-                table.enter(expert, weight, side=sides_of(method, base, expert))
-            want, outlook = table.merged(), table.outlook()
-            _tallies_agree(method, base, experts, table)
-            for name, where in table.places.items():
-                if any(same_bytes(base[name], e[name]) for e in experts):
-                    continue
-                short = method.quick(base[name].flatten(), where, outlook)
-                if short is None or not _taken(short, base, experts, name, outlook):
-                    continue
-                got = short.merged(base[name].dtype)
-                if got is not None:
-                    found = {name: got.view(base[name].shape)}
-                    _same(method, found, {name: want[name]}, "the shorter way differs")
-
-
-def _tallies_agree(method: TensorMethod, base: Model, experts: list[Model], table: Table) -> None:
-    """Every answer of `tally` is that of `examine`, whatever `conclude` asks."""
-    outlook = table.outlook()
-
-    def ask(survey: Survey) -> Answers:
-        answers: Answers = {}
-        for name, states in table.states().items():
-            if survey.only is not None and name not in survey.only:
-                continue
-            answers[name] = [(w.first, method.examine(w, state, survey.ask)) for w, state in states]
-            where = table.places[name]
-            short = method.tally(base[name].flatten(), where)
-            if short is None or not _taken(short, base, experts, name, outlook):
-                continue
-            told = short.answer(survey.ask)
-            if len(states) == 1 and told is not LONG and told != answers[name][0][1]:
-                raise LawBroken(
-                    f"{_label(method)}: {name}: `tally` answers {told}, `examine` {answers[name][0][1]}"
-                )
-        return answers
-
-    if method.concludes():
-        drive(method.conclude({n: table.places[n] for n in table.states()}, outlook.members), ask)
-
-
-def _taken(short: Quick | Tally, base: Model, experts: list[Model], name: str, outlook: Outlook) -> bool:
-    """Whether a shorter way takes all members that change a tensor."""
-    pairs = zip(experts, outlook.members, strict=True)
-    return all(same_bytes(base[name], e[name]) or short.take(e[name].flatten(), m) for e, m in pairs)
-
-
-def _smooth(dtype: str) -> tuple[Model, list[Model]]:
-    """A base and experts without awkward elements, close to each other, so that shorter ways hold."""
-    kind: torch.dtype = getattr(torch, dtype)
-    draw = torch.Generator().manual_seed(1)
-    base = torch.randint(256, 512, (900,), generator=draw).double() / 1024
-    moves = [torch.randint(-64, 65, (900,), generator=draw).double() / 1024 for _ in range(4)]
-    return {"w": base.to(kind)}, [{"w": (base + m).to(kind)} for m in moves]
 
 
 def one_member_comes_back(method: TensorMethod, gives_back: bool | None = None) -> None:
@@ -320,14 +177,14 @@ def one_member_comes_back(method: TensorMethod, gives_back: bool | None = None) 
     promised = method.reduces([MemberFacts(1.0, {})])
     if gives_back is False and promised:
         raise LawBroken(
-            f"{_label(method)}: `reduces` is true, the caller says that the formula does not reduce"
+            f"{label(method)}: `reduces` is true, the caller says that the formula does not reduce"
         )
     if not (gives_back or promised):
         return
     for dtype in DTYPES:
         base, experts = examples(dtype, 2)
         for expert in experts:
-            _same(
+            same(
                 method,
                 _merged(method, base, [expert]),
                 expert,
@@ -347,7 +204,7 @@ def order_is_as_declared(method: TensorMethod) -> None:
         want = _merged(method, base, experts, weights)
         draw.shuffle(pairs)
         got = _merged(method, base, [e for e, _ in pairs], [w for _, w in pairs])
-        _same(method, got, want, "another order of arrival gave other bytes")
+        same(method, got, want, "another order of arrival gave other bytes")
 
 
 def leaving_undoes_entering(method: TensorMethod, steps: int = 9, seed: int = 0) -> None:
@@ -379,7 +236,7 @@ def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tup
     for expert, weight in left:
         fresh.enter(expert, weight, side=sides_of(method, base, expert))
     want = fresh.merged() if left else base
-    _same(
+    same(
         method,
         table.merged(),
         want,
@@ -390,7 +247,7 @@ def _compare(method: TensorMethod, table: Table, base: Model, left: Sequence[tup
             for slot in one:
                 if _packed(one[slot]) != _packed(other[slot]):
                     raise LawBroken(
-                        f"{_label(method)}: state {slot} of {name} from element {where.first} on is not as if the "
+                        f"{label(method)}: state {slot} of {name} from element {where.first} on is not as if the "
                         "members that left never were; undo must be the exact inverse of step"
                     )
 
@@ -407,23 +264,23 @@ def model_inputs_stay(method: ModelMethod, problem: Any) -> None:
         members = tuple(MemberFacts(1.0, {}) for _ in range(i + 1))
         new, known = method.step(state, start, weights, members, problem)
         for now, then in zip((state, start, weights), before, strict=True):
-            _same(method, now, then, "a step wrote into an argument")
+            same(method, now, then, "a step wrote into an argument")
         if json.loads(json.dumps(known)) != known:
-            raise LawBroken(f"{_label(method)}: what a step found does not survive JSON: {known}")
+            raise LawBroken(f"{label(method)}: what a step found does not survive JSON: {known}")
         if {n: t.shape for n, t in new.items() if n in start} != {n: t.shape for n, t in start.items()}:
             raise LawBroken(
-                f"{_label(method)}: a step lost a name of the base, or returned it in another shape"
+                f"{label(method)}: a step lost a name of the base, or returned it in another shape"
             )
         state = new
         before = [_copy(m) for m in (state, start)]
         made, known = method.finish(state, start, members, problem)
         for now, then in zip((state, start), before, strict=True):
-            _same(method, now, then, "finish wrote into an argument")
+            same(method, now, then, "finish wrote into an argument")
         if json.loads(json.dumps(known)) != known:
-            raise LawBroken(f"{_label(method)}: what finish found does not survive JSON: {known}")
+            raise LawBroken(f"{label(method)}: what finish found does not survive JSON: {known}")
         if {n: t.shape for n, t in made.items()} != {n: t.shape for n, t in start.items()}:
             raise LawBroken(
-                f"{_label(method)}: finish lost a name of the base, or returned it in another shape"
+                f"{label(method)}: finish lost a name of the base, or returned it in another shape"
             )
 
 
@@ -441,10 +298,6 @@ LAWS: tuple[Callable[..., None], ...] = (
 """All laws, for documentation."""
 
 
-def _label(method: Method) -> str:
-    return f"{method.name} {method.options()}"
-
-
 def _copy(model: Mapping[str, Tensor]) -> Model:
     return {name: tensor.clone() for name, tensor in model.items()}
 
@@ -455,16 +308,3 @@ def _packed(slot: Any) -> Any:
     dense, sparse = slot.pack()
     flat = {key: value.numpy().tobytes() for key, value in dense.items()}
     return flat, {key: tuple(v.numpy().tobytes() for v in pair) for key, pair in sparse.items()}
-
-
-def _same(method: Method, got: Mapping[str, Tensor], want: Mapping[str, Tensor], complaint: str) -> None:
-    for name, tensor in want.items():
-        if same_bytes(got[name], tensor):
-            continue
-        a, b = got[name].view(-1), tensor.view(-1)
-        bad = ((a != b) | (a.signbit() != b.signbit())).nonzero().view(-1)
-        at = int(bad[0]) if len(bad) else 0
-        raise LawBroken(
-            f"{_label(method)}: {complaint}: {name} ({b.dtype}) differs in {len(bad)} elements, "
-            f"the first at {at}: {a[at].item()!r}, expected {b[at].item()!r}"
-        )
