@@ -98,12 +98,13 @@ def recipes(folder: Path, mergekit: Path) -> None:
 
 
 def run(python: Path, *words: str | Path) -> None:
-    subprocess.run([str(python), *map(str, words)], check=True, env=quiet(), stderr=subprocess.PIPE)
+    subprocess.run([str(python), *map(str, words)], check=True, cwd=ROOT, env=quiet(), stderr=subprocess.PIPE)
 
 
 def quiet() -> dict[str, str]:
-    """One thread: how sums are shared out among threads would show in the peers' last digits."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    """One thread: how sums are shared out among threads would show in the peers' last digits. No bars."""
+    silent = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+    return {**os.environ, **silent, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def main() -> None:
@@ -118,6 +119,14 @@ def main() -> None:
     shutil.rmtree(cases, ignore_errors=True)
     stream(cases / "conformance", scripts, fusion, seed)
     try:
+        run(
+            fusion,
+            "-m",
+            "tests.conformance.fusion_small",
+            cases / "conformance" / "small",
+            "--seed",
+            str(seed),
+        )
         merged(cases / "conformance", scripts, fusion, mergekit)
     except subprocess.CalledProcessError as error:
         words = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
