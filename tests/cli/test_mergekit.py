@@ -252,6 +252,10 @@ REFUSED: list[tuple[str, str]] = [
     ),
     (recipe("della", "parameters: {density: 0.9}"), "epsilon is 0.15: density 0.9 ± epsilon must lie"),
     (
+        recipe("della", "parameters: {density: 0.5, epsilon: wide}"),
+        "parameters.epsilon is 'wide', expected a finite number",
+    ),
+    (
         recipe("linear", "parameters: {density: 0.5}"),
         "parameters.'density' is not known; expected normalize, weight",
     ),
@@ -294,11 +298,23 @@ def test_what_cannot_be_honoured_is_refused(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+ONE_FAULT = {
+    "parameters.density is 'x', expected a finite number": recipe("ties", "parameters: {density: [0.1, x]}"),
+    "parameters.epsilon is 'wide', expected a finite number": recipe(
+        "della", "parameters: {density: 0.5, epsilon: wide}"
+    ),
+    "parameters.t is [], expected a number, numbers over the layers, or values with filters": (
+        "merge_method: slerp\nbase_model: a\nmodels: [{model: b}]\nparameters: {t: []}"
+    ),
+}
+
+
 @pytest.mark.usefixtures("here")
-def test_one_value_for_all_is_refused_once() -> None:
+@pytest.mark.parametrize("message", ONE_FAULT)
+def test_one_value_for_all_is_refused_once(message: str) -> None:
     with pytest.raises(RefusedInput) as caught:
-        parse_recipe(recipe("ties", "parameters: {density: [0.1, x]}"), "r.yaml")
-    assert str(caught.value) == "r.yaml: parameters.density is 'x', expected a finite number"
+        parse_recipe(ONE_FAULT[message], "r.yaml")
+    assert str(caught.value) == f"r.yaml: {message}"
 
 
 BY_TENSOR: list[tuple[str, str, str, dict[str, Any]]] = [

@@ -28,8 +28,11 @@ def _slerp(reader: _Reader, models: list[_Model], base: str) -> tuple[str, dict[
     first = listed[:1] or [_Model("base_model", base, {})]
     models[:] = [*first, *(m for m in models if m not in listed)]
     _two(reader, "slerp", models, "one model beside base_model")
+    faults = len(reader.findings.wrong)
     where, t = reader.setting("t", None, NOTHING)
-    if t.rules.otherwise is None:
+    if len(reader.findings.wrong) > faults:
+        t = NOTHING  # what was found wrong with it is enough
+    elif t.rules.otherwise is None:
         reader.findings.refuse(f"{where} is missing; slerp needs it: 0 gives base_model, 1 the other model")
     elif not all(0 <= number <= 1 for number in t.numbers):
         reader.findings.refuse(f"{where} is {t.rules.text}, expected 0 to 1")

@@ -332,10 +332,14 @@ def _sparsifier(
         gamma = reader.common("gamma", models, 0.01)
         made["gamma"] = _beside(density, gamma, lambda d, g: min(g, max(0.0, 1 - d))).option
     if extra == "epsilon":
+        faults = len(reader.findings.wrong)
         epsilon = reader.common("epsilon", models, 0.15)
         e, d = epsilon.constant, density.constant
-        if e is not None and d is not None and not (e >= 0 and d + e < 1 and d - e > 0):
-            reader.findings.refuse(f"epsilon is {e:g}: density {d:g} ± epsilon must lie between 0 and 1")
+        fits = e is None or d is None or (e >= 0 and d + e < 1 and d - e > 0)
+        if not fits and len(reader.findings.wrong) == faults:
+            reader.findings.refuse(
+                f"epsilon is {e:g}: density {d:g} ± epsilon must lie between 0 and 1; lower epsilon, or move density"
+            )
         made["spread"] = _beside(density, epsilon, lambda d, e: 2 * e if d < 1 else 0.0).option
     if kind.sparsify in ("dare", "della"):
         kept = "density" if kind.sparsify == "dare" else "its own probability"
