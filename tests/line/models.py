@@ -83,7 +83,7 @@ def read(path: Path) -> dict[str, Tensor]:
     return {n: t for f in files for n, t in load_file(f).items()}
 
 
-def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:
+def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:
     """Names of tensors whose dtype, shape or bits differ."""
     names = sorted(a.keys() ^ b.keys())
     for name in a.keys() & b.keys():

@@ -24,7 +24,7 @@ from plait.problem.task import load_tasks
 from tests.crash import kill_at_every
 from tests.evaluation.world import NETWORK, STORED, base_weights
 from tests.line.calibrated import Refined, forget_data, make, mean_loss, register, write_world
-from tests.line.models import read, same_bits
+from tests.line.models import differing, read
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_unmerge_gives_the_bytes_of_never_having_merged_without_the_users_data(
     assert receipt["exact"]
     assert receipt["how"] == "refold"
     assert line.digest == never.digest == receipt["never_merged"]
-    assert not same_bits(read(line.model), read(never.model))
+    assert not differing(read(line.model), read(never.model))
     assert line._head()["state"] == never._head()["state"]
     assert line.verify(replay=True)["replay"] == "equal"
 

@@ -14,9 +14,9 @@ from plait.errors import NotRemovable, PlaitError, RefusedInput, UsageError
 from tests.line.models import (
     SHAPES,
     base_tensors,
+    differing,
     expert_tensors,
     read,
-    same_bits,
     write_file,
     write_folder,
 )
@@ -63,7 +63,7 @@ def test_unmerge_gives_the_bytes_of_never_having_merged(world: Path, method: str
     assert row["receipt"]["exact"] is True
     assert row["receipt"]["never_merged"] == never.digest
     assert line.digest == never.digest
-    assert not same_bits(read(line.model), read(never.model))
+    assert not differing(read(line.model), read(never.model))
     report = line.verify(replay=True)
     assert report["ok"], report
     assert report["replay"] == "equal"
@@ -73,14 +73,14 @@ def test_unmerge_gives_the_bytes_of_never_having_merged(world: Path, method: str
 def test_one_member_comes_back_bit_for_bit(world: Path, method: str) -> None:
     exact = {"task_arithmetic": "scale", "ties": "density", "magmax": "scale", "mdm_oc": "alpha"}
     line = make(world, "line", "a", method, **{exact[method]: 1.0} if method in exact else {})
-    differ = same_bits(read(line.model), read(world / "a"))
+    differ = differing(read(line.model), read(world / "a"))
     assert not differ
 
 
 def test_removing_the_last_member_gives_the_base_back(world: Path) -> None:
     line = make(world, "line", "a")
     line.unmerge("a")
-    assert not same_bits(read(line.model), read(world / "base"))
+    assert not differing(read(line.model), read(world / "base"))
     assert line.status()["members"] == []
 
 
@@ -155,7 +155,7 @@ def test_export_is_an_ordinary_checkpoint_with_a_card(world: Path) -> None:
     assert "b" in card
     assert line.members[0].digest in card
     assert not [row for row in card.splitlines() if "| a " in row]
-    assert not same_bits(read(world / "out"), read(line.model))
+    assert not differing(read(world / "out"), read(line.model))
     with pytest.raises(RefusedInput, match="exists"):
         line.export(world / "out")
     line.export(world / "out", force=True)
@@ -275,8 +275,8 @@ def test_line_files_and_memory_agree(tmp_path: Path, method: str, dtype: torch.d
         **METHODS[method],
     )
     memory = merge_state_dicts(base, experts, method, (1.0, 0.7, 2.0), **METHODS[method])
-    assert not same_bits(read(line.model), read(tmp_path / "out.safetensors"))
-    assert not same_bits(read(line.model), memory)
+    assert not differing(read(line.model), read(tmp_path / "out.safetensors"))
+    assert not differing(read(line.model), memory)
     assert row["version"] == line.digest
 
 

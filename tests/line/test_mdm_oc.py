@@ -16,7 +16,7 @@ from plait import Line, merge_files
 from plait.engine.call import INNER
 from plait.errors import NotRemovable, RefusedInput, UsageError
 from plait.line import subjects
-from tests.line.models import SHAPES, base_tensors, read, same_bits, write_file
+from tests.line.models import SHAPES, base_tensors, differing, read, write_file
 
 TASKS = "abcde"
 
@@ -217,7 +217,7 @@ def test_a_version_that_is_gone_is_built_again_for_measuring(world: Path) -> Non
         desk = Desk()
         found = {n: desk.read(r, 0, r.numel, "w").clone().view(r.shape) for n, r in refs.items()}
         desk.close()
-    assert not same_bits(found, want)
+    assert not differing(found, want)
 
 
 @pytest.mark.parametrize("change", ["merge", "unmerge", "reweight", "algebraic"])

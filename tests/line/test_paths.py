@@ -17,7 +17,7 @@ from plait.errors import NotRemovable, UsageError
 from plait.methods import registry
 from tests.evaluation.world import NETWORK
 from tests.line.calibrated import forget_data, make, register, write_world
-from tests.line.models import read, same_bits
+from tests.line.models import differing, read
 
 SHORT: dict[str, Any] = {"h": 0.25, "samples": 12}
 WAYS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def test_unmerge_gives_the_bytes_of_never_having_merged(world: Path, way: str, s
 def test_the_first_member_is_the_model_and_weights_say_how_far_a_path_goes(world: Path) -> None:
     line = make(world, "line", "a", "ode_m", **SHORT)
     made, held = read(line.model), read(world / "a")
-    assert not same_bits(made, {n: held[n] if "classifier" not in n else t for n, t in made.items()})
+    assert not differing(made, {n: held[n] if "classifier" not in n else t for n, t in made.items()})
     line.merge(world / "b", weight=3.0, tasks=world / "tasks.yaml")
     assert line.show("b")["known"]["t_end"] == pytest.approx(0.75)
     line.reweight("b", 1.0)
@@ -176,18 +176,22 @@ def test_points_are_the_models_of_paths_that_end_there(world: Path, monkeypatch:
     assert told == [("b", 2)]  # points before the stop are not made again
     assert line.digest == plain.digest
     assert [(p["t"], Path(p["path"]).name) for p in points] == [(0, "t-0"), (0.3, "t-0.3"), (0.5, "t-0.5")]
-    assert same_bits(read(Path(points[0]["path"])), before)
-    assert same_bits(read(Path(points[2]["path"])), read(line.model))
+    assert differing(read(Path(points[0]["path"])), before) == []
+    assert differing(read(Path(points[2]["path"])), read(line.model)) == []
     short = make(world, "short", "a", "ode_m", **SHORT)
     short = Line.create(
         world / "end", world / "base", "ode_m", network=NETWORK, private="classifier.*", **SHORT, t_end=0.3
     )
     for task in "ab":
         short.merge(world / task, tasks=world / "tasks.yaml")
-    assert same_bits(read(Path(points[1]["path"])), read(short.model))
+    assert differing(read(Path(points[1]["path"])), read(short.model)) == []
     file = next(Path(points[1]["path"]).glob("*.safetensors"))
     assert read_header(file).metadata["plait.t"] == "0.3"
     assert {p.name for p in (world / "points").iterdir()} == {"points.json", "t-0", "t-0.3", "t-0.5"}
+    whole = make(world, "whole", "a", "ode_m", **SHORT)
+    whole.merge(world / "b", **{**words, "path_points": world / "at once"})
+    for point in points:
+        assert differing(read(world / "at once" / Path(point["path"]).name), read(Path(point["path"]))) == []
 
 
 def test_without_places_there_is_a_point_for_every_step(

@@ -14,7 +14,7 @@ from torch import Tensor
 from plait import Line, merge_files, merge_state_dicts
 from plait.checkpoint.layout import open_checkpoint
 from plait.errors import KeyMismatch
-from tests.line.models import read, same_bits, write_file
+from tests.line.models import differing, read, write_file
 
 Model = dict[str, Tensor]
 
@@ -89,7 +89,7 @@ def test_memory_gives_the_bytes_of_files(
     given = [base, *experts] if shared else [loose(m) for m in (base, *experts)]
     got = merge_state_dicts(given[0], given[1:], method, seed=5, **options)
     assert list(got) == list(base)
-    assert not same_bits(got, want)
+    assert not differing(got, want)
     assert got[HEAD].data_ptr() != got[EMBEDDING].data_ptr()
 
 
@@ -98,7 +98,7 @@ def test_an_expert_may_leave_the_second_name_out(tmp_path: Path) -> None:
     experts = [moved(base, 1), moved(base, 2)]
     del experts[1][HEAD]
     want = in_files(tmp_path / "files", base, experts, "average", sparsify="dare")
-    assert not same_bits(merge_state_dicts(base, experts, sparsify="dare"), want)
+    assert not differing(merge_state_dicts(base, experts, sparsify="dare"), want)
     with pytest.raises(KeyMismatch, match=f"{EMBEDDING} is missing"):
         merge_state_dicts(base, [{n: t for n, t in experts[0].items() if n != EMBEDDING}])
 
@@ -118,7 +118,7 @@ def test_heads_that_are_not_tied_are_tensors_of_their_own(tmp_path: Path) -> Non
     merge_files(paths[0], paths[1:], tmp_path / "out", **words)
     got = merge_state_dicts(base, experts, tie_word_embeddings=False, **words)
     assert not torch.equal(got[HEAD], got[EMBEDDING])
-    assert not same_bits(got, read(tmp_path / "out"))
+    assert not differing(got, read(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("value", [0.0, None])
@@ -136,7 +136,7 @@ def test_what_is_no_tie_in_files_is_none_in_memory(
     experts = [moved(base, seed, own=names) for seed in (1, 2)]
     want = in_files(tmp_path / "files", base, experts, "average", sparsify="dare")
     assert not torch.equal(want[names[0]], want[names[1]])
-    assert not same_bits(merge_state_dicts(base, experts, sparsify="dare"), want)
+    assert not differing(merge_state_dicts(base, experts, sparsify="dare"), want)
 
 
 def test_of_several_names_the_first_is_kept_however_the_files_are_cut(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_of_several_names_the_first_is_kept_however_the_files_are_cut(tmp_path: 
     memory = merge_state_dicts(base, [moved(base, 1)], sparsify="dare")
     for path in (whole, cut):
         merge_files(path, [expert], tmp_path / f"{path.name}-out", sparsify="dare")
-        assert not same_bits(read(tmp_path / f"{path.name}-out"), memory)
+        assert not differing(read(tmp_path / f"{path.name}-out"), memory)
         line = Line.create(tmp_path / f"{path.name}-line", path, sparsify="dare")
         line.merge(expert)
-        assert not same_bits(read(line.model), memory)
+        assert not differing(read(line.model), memory)

@@ -14,7 +14,7 @@ from plait.methods.base import TensorMethod
 from plait.methods.memory import apply
 from plait.methods.registry import make
 from plait.methods.varied import Varied
-from tests.line.models import SHAPES, base_tensors, expert_tensors, read, same_bits, write_file
+from tests.line.models import SHAPES, base_tensors, differing, expert_tensors, read, write_file
 
 RULED = "layer.0.*:0; embeddings.*:2; 0.5..1"
 OWN = {"layer.0.": 0.0, "embeddings.": 2.0, "layer.1.": 1.0, "pooler.": 0.5}
@@ -89,7 +89,7 @@ def test_files_memory_and_the_plain_method_of_each_tensor_agree(
         world / "base.safetensors", paths, world / "out.safetensors", method, weights, workers=2, **options
     )
     got = read(world / "out.safetensors")
-    assert not same_bits(got, merge_state_dicts(base, experts, method, weights, **options))
+    assert not differing(got, merge_state_dicts(base, experts, method, weights, **options))
     bound = make(method, options).over(base)
     for name in SHAPES:  # the formula with the numbers of one tensor, on a model that has no other
         own = next(weight for start, weight in OWN.items() if name.startswith(start))
@@ -100,7 +100,7 @@ def test_files_memory_and_the_plain_method_of_each_tensor_agree(
         seeds = [_seed(world, task) for task in "ab"] if plain.draws() else None
         parts = [{name: expert[name]} for expert in experts]
         alone = apply(plain, {name: base[name]}, parts, [1.0, own], seeds=seeds)
-        assert not same_bits({name: got[name]}, alone)
+        assert not differing({name: got[name]}, alone)
 
 
 def _seed(world: Path, task: str) -> bytes:
@@ -138,7 +138,7 @@ def test_a_weight_that_is_zero_everywhere_but_one_tensor_moves_that_one_only(wor
     before = read(next(line.model.glob("*.safetensors")))
     line.merge(world / "a.safetensors", "a", weight="embeddings.*:1; 0")
     after = read(next(line.model.glob("*.safetensors")))
-    assert [n for n in after if same_bits({n: after[n]}, {n: before[n]})] == ["embeddings.weight"]
+    assert [n for n in after if differing({n: after[n]}, {n: before[n]})] == ["embeddings.weight"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_weight_of_zero_leaves_a_member_out_of_a_tensor(method: str) -> None:
     made = merge_state_dicts(base, [one, two], method, [1.0, "layer.0.*:0; 1"])
     inside = [name for name in made if name.startswith("layer.0.")]
     assert (
-        same_bits(
+        differing(
             {n: t for n, t in made.items() if n not in inside}, {n: both[n] for n in both if n not in inside}
         )
         == []

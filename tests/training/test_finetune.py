@@ -19,7 +19,7 @@ from plait.problem.network import module_network
 from plait.problem.task import load_tasks
 from plait.training import Recipe, finetune
 from plait.training.choice import chosen
-from tests.line.models import same_bits, write_file
+from tests.line.models import differing, write_file
 from tests.training.world import CLASSES, ROWS, TABLE, WIDTH, read, right, write_base, write_tasks
 
 RECIPE = Recipe(epochs=30, rate=1e-2, batch=8)
@@ -60,7 +60,7 @@ def test_the_folder_is_the_base_s_but_for_the_weights(world: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         assert (world / "expert" / name).read_bytes() == (world / "base" / name).read_bytes()
     before, after = read(world / "base"), read(world / "expert")
-    moved = set(same_bits(before, after))
+    moved = set(differing(before, after))
     assert before.keys() == after.keys()
     assert before.keys() - moved == {
         "pooler.dense.weight",
@@ -161,7 +161,7 @@ def test_the_first_examples_are_taken(world: Path, tmp_path: Path) -> None:
 
 def test_patterns_choose_what_is_trained(world: Path, tmp_path: Path) -> None:
     done = quick(world, tmp_path / "some", train=("encoder.layer.1.*",), freeze=("*.bias", "*.LayerNorm.*"))
-    moved = same_bits(read(world / "base"), read(tmp_path / "some"))
+    moved = differing(read(world / "base"), read(tmp_path / "some"))
     assert len(moved) == 6
     assert all(n.startswith("encoder.layer.1.") and n.endswith(".weight") for n in moved)
     assert done["trained"]["tensors"] == 6
@@ -170,7 +170,7 @@ def test_patterns_choose_what_is_trained(world: Path, tmp_path: Path) -> None:
 
 def test_a_stored_head_is_frozen(world: Path, tmp_path: Path) -> None:
     done = finetune(world / "headed", task(world, "stored"), tmp_path / "out", RECIPE)
-    moved = same_bits(read(world / "headed"), read(tmp_path / "out"))
+    moved = differing(read(world / "headed"), read(tmp_path / "out"))
     assert not {"head.weight", "head.bias"} & set(moved)
     assert TABLE in moved
     assert done["loss"]["values"][-1] < 0.5
@@ -213,7 +213,7 @@ def test_shards_and_their_index_stay(world: Path, tmp_path: Path) -> None:
     (tmp_path / "base" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     quick(world, tmp_path / "sharded", base=str(tmp_path / "base"))
     quick(world, tmp_path / "plain")
-    assert same_bits(read(tmp_path / "sharded"), read(tmp_path / "plain")) == []
+    assert differing(read(tmp_path / "sharded"), read(tmp_path / "plain")) == []
     index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
     assert index["weight_map"] == places
 
@@ -275,7 +275,7 @@ def test_a_head_of_the_network_s_own_and_a_base_of_one_file(world: Path, tmp_pat
     done = finetune(base, task(tmp_path), tmp_path / "out", RECIPE, network=TIED)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"base.safetensors", "plait_training.json"}
     found = read(tmp_path / "out")
-    assert len(same_bits(read(base), found)) == 4
+    assert len(differing(read(base), found)) == 4
     assert torch.equal(found["embed.weight"], found["lm_head.weight"])
     assert done["trained"]["tensors"] == 3
     assert done["network"] == TIED

@@ -81,6 +81,7 @@ class Watching:
             return
         for name, place in self._points.begin(t).items():
             files.write(self._desk, place, weights[name])
+        self._desk.close()  # the files get other names, and the next point's will have these
         self._points.finish(t)
 
 
