@@ -210,6 +210,45 @@ def test_an_expert_that_does_not_descend_from_the_last_model(world: Path) -> Non
     assert line.status()["members"][1]["descends"]["tasks"] == ["a"]
 
 
+def says_its_start(checkpoint: Path, task: str, start: str) -> None:
+    record = {"format": 1, "task": task, "start": {"digest": start, "tasks": []}}
+    (checkpoint / "plait_training.json").write_text(json.dumps(record))
+
+
+def test_a_line_without_members_takes_no_expert_of_another_model(world: Path) -> None:
+    line = Line.create(world / "line", world / "base", descent="last", private="classifier.*")
+    base = line.digest
+    says_its_start(world / "b", "b", "f" * 64)
+    with pytest.raises(RefusedInput, match=f"b: was trained from {'f' * 12}, .* its last model, {base[:12]}"):
+        line.merge(world / "b", "b")
+    says_its_start(world / "b", "b", base)
+    line.merge(world / "b", "b")
+    says_its_start(world / "c", "c", line.digest)
+    line.unmerge("b")
+    with pytest.raises(RefusedInput, match="c: was trained from "):
+        line.merge(world / "c", "c")
+    assert line.members == ()
+
+
+def test_what_replaces_a_member_starts_where_that_one_did_or_from_the_last_model(world: Path) -> None:
+    line = Line.create(world / "line", world / "base", descent="last", private="classifier.*")
+    line.merge(world / "a", "a")
+    first = line.digest
+    says_its_start(world / "b", "b", first)
+    line.merge(world / "b", "b")
+    says_its_start(world / "c", "b", "f" * 64)
+    with pytest.raises(RefusedInput, match=f"c: was trained from {'f' * 12}"):
+        line.replace("b", world / "c")
+    (world / "c" / "plait_training.json").unlink()
+    with pytest.raises(RefusedInput, match="c: has no record of what it was trained from"):
+        line.replace("b", world / "c")
+    says_its_start(world / "c", "b", first)
+    line.replace("b", world / "c")
+    line.replace("a", world / "a")  # it says nothing, as before: the base
+    says_its_start(world / "b", "b", line.digest)
+    line.replace("b", world / "b")
+
+
 def test_a_line_that_moved_on_while_a_task_was_trained(world: Path) -> None:
     line, module = trm(world), Letters()
     run = iter(MergeEachTask(line, world / "tasks.yaml", module))

@@ -47,8 +47,7 @@ def arrive(
         need = need_of(setting.method)
         if need is not None:
             _check_tasks(setting, need, handed, old)
-        if old is None:
-            check_last(store, handed.checkpoint or "", handed.descends_from)
+        check_last(store, handed.checkpoint or "", handed.descends_from, old)
         descends, notes = descent_of(store, handed.checkpoint or "", handed.descends_from)
         arrival = _received(setting, handed, work / "member.safetensors", _untouched(store))
     except RefusedInput:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.header import read_small
 from plait.checkpoint.sidecars import TRAINING
@@ -20,6 +20,9 @@ from plait.line import views
 from plait.store import Store
 from plait.store.objects import is_digest
 from plait.types import is_task_name
+
+if TYPE_CHECKING:
+    from plait.line.member import Member
 
 FORMAT = 1
 DESCENTS = ("any", "last")
@@ -92,25 +95,30 @@ def descent_of(
     return {"version": record.start, "tasks": sorted(tasks)}, (note,)
 
 
-def check_last(store: Store, checkpoint: str | Path, given: str | None) -> None:
+def check_last(store: Store, checkpoint: str | Path, given: str | None, old: Member | None = None) -> None:
     """RefusedInput where the line takes only what was trained from its last model, and this was not, or does not say
-    so. The first expert of a line may come from anywhere: its last model is the base.
+    so. While a line has no members its last model is the base, and so is the start of a checkpoint that says nothing.
 
-    given: a version of the line, as the user tells it, in place of the checkpoint's own record.
+    given: a version of the line, as the user tells it, in place of the checkpoint's own record. old: the member in
+    whose place it comes; it may then start where that one did.
     """
     head = views.last(store)
-    if store.settings.get("descent", "any") != "last" or not head["members"]:
+    if store.settings.get("descent", "any") != "last":
         return
     if given is not None:
         start: str | None = views.find(store, given)["version"]
     else:
         record = read_record(checkpoint)
         start = None if record is None else record.start
-    if start != head["version"]:
-        found = (
-            "has no record of what it was trained from" if start is None else f"was trained from {start[:12]}"
-        )
-        raise RefusedInput(
-            f"{checkpoint}: {found}, and this line takes only experts of its last model, {head['version'][:12]}; "
-            "train from that one (plait finetune --from, or plait.training.MergeEachTask), or say so with --from"
-        )
+    base = store.settings["base"]["digest"]
+    starts = {head["version"]}
+    if old is not None:
+        starts.add(old.descends["version"] if old.descends else base)
+    silent = base if base in starts else None
+    if (start or silent) in starts:
+        return
+    found = "has no record of what it was trained from" if start is None else f"was trained from {start[:12]}"
+    raise RefusedInput(
+        f"{checkpoint}: {found}, and this line takes only experts of its last model, {head['version'][:12]}; "
+        "train from that one (plait finetune --from, or plait.training.MergeEachTask), or say so with --from"
+    )
