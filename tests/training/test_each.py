@@ -111,6 +111,25 @@ def test_any_method_and_tasks_that_are_only_named(world: Path) -> None:
     assert line.status()["descent"] == "any"
 
 
+def test_a_line_of_sums_needs_a_folder_for_the_experts(world: Path) -> None:
+    line = Line.create(world / "line", world / "base", retention="statistics")
+    with pytest.raises(
+        UsageError, match=r"this line keeps sums only, .*: give experts, a folder to keep them in"
+    ):
+        MergeEachTask(line, ["a", "b"], Letters())
+    module, kept = Letters(), world / "kept" / "experts"
+    for turn in MergeEachTask(line, ["a", "b"], module, experts=kept):
+        if turn.name == "b":
+            never = line.digest
+        move(module, 0.1)
+    assert {p.name for p in kept.iterdir()} == {"a", "b"}
+    assert line.unmerge("b", checkpoint=kept / "b")["version"] == never
+    with pytest.raises(
+        RefusedInput, match=r"experts/b exists, and the expert of b is to lie there; move it away"
+    ):
+        next(iter(MergeEachTask(line, ["b"], module, experts=kept)))
+
+
 def test_a_private_head_stays_the_tasks_own(world: Path) -> None:
     line = Line.create(world / "line", world / "base", private="classifier.*")
     module = Letters()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import UsageError
-from plait.training.handing import Module, Turn, hand_out, take_back
+from plait.training.handing import Module, Turn, check_kept, hand_out, take_back
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -29,6 +29,8 @@ class MergeEachTask:
     line: a line, or its folder; of any method. tasks: a tasks.yaml, or tasks by name, in the order in which they
     come; names alone will do where the method looks at no data. module: a torch module with the tensors of the line's
     base, and possibly private ones; it is filled with the model at each turn, in place. None: see `Turn.weights`.
+    experts: a folder in which each expert stays as a checkpoint, under its task's name; needed under retention
+    "statistics", where a member is taken out with its checkpoint. None: what the line keeps is all there is.
     words: of `Line.merge`, the same for all tasks, such as `private`.
     """
 
@@ -37,10 +39,11 @@ class MergeEachTask:
         line: str | Path | Line,
         tasks: str | Path | Mapping[str, Any] | Sequence[str],
         module: Module = None,
+        experts: str | Path | None = None,
         **words: Any,
     ) -> None:
-        """RefusedInput where there is no line, or where the tasks.yaml makes no sense; UsageError for no tasks, or
-        for words that `Line.merge` does not take."""
+        """RefusedInput where there is no line, or where the tasks.yaml makes no sense; UsageError for no tasks,
+        for words that `Line.merge` does not take, or where experts that are needed again would lie nowhere."""
         from plait.line import Line
 
         self.line = line if isinstance(line, Line) else Line.open(line)
@@ -58,6 +61,8 @@ class MergeEachTask:
             raise UsageError(
                 f"{', '.join(strange)}: expected arguments of Line.merge that hold for every task, such as private"
             )
+        check_kept(self.line, experts)
+        self.experts = experts
         self.names = tuple(tasks)
         self.tasks = tasks if isinstance(tasks, Mapping) else None
         self.module = module
@@ -70,6 +75,6 @@ class MergeEachTask:
         for name in self.names:
             if any(member.task == name for member in self.line.members):
                 continue
-            turn = hand_out(self.line, name, self.tasks, self.module)
+            turn = hand_out(self.line, name, self.tasks, self.module, self.experts)
             yield turn
-            self.merged[name] = take_back(self.line, turn, self.tasks, **self.words)
+            self.merged[name] = take_back(self.line, turn, self.tasks, self.experts, **self.words)

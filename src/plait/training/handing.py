@@ -44,12 +44,14 @@ class Turn:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
 
-def hand_out(line: Line, name: str, tasks: Tasks | None, module: Module = None) -> Turn:
-    """The line's model, in the module's tensors where there is a module.
+def hand_out(
+    line: Line, name: str, tasks: Tasks | None, module: Module = None, experts: str | Path | None = None
+) -> Turn:
+    """The line's model, in the module's tensors where there is a module. experts: as for `take_back`.
 
-    RefusedInput where the merge would be refused for what is known before training: the line's method looks at data,
-    and there is none of this task; the head does not tell the labels apart; the module is not the base's network.
-    UsageError where the method looks at data and no tasks were handed in.
+    RefusedInput where the expert's folder is there already, or the merge would be refused for what is known before
+    training: the line's method looks at data, and there is none of this task; the head does not tell the labels
+    apart; the module is not the base's network. UsageError where the method looks at data and no tasks were handed in.
     """
     from plait.line.build import open_version
     from plait.line.subjects import load
@@ -57,6 +59,10 @@ def hand_out(line: Line, name: str, tasks: Tasks | None, module: Module = None) 
 
     if any(member.task == name for member in line.members):
         raise RefusedInput(f"task {name} is a member already; nothing is to be trained for it")
+    if experts is not None and (Path(experts) / name).exists():
+        raise RefusedInput(
+            f"{Path(experts) / name} exists, and the expert of {name} is to lie there; move it away"
+        )
     setting = line._setting()
     head = last(line.store)
     weights = load(open_version(line.model).tensors, "cpu", None)
@@ -71,9 +77,21 @@ def hand_out(line: Line, name: str, tasks: Tasks | None, module: Module = None) 
     return turn
 
 
-def take_back(line: Line, turn: Turn, tasks: Tasks | None, **words: Any) -> dict[str, Any]:
+def check_kept(line: Line, experts: str | Path | None) -> None:
+    """UsageError for a line that needs its members' checkpoints again to take them out, where nobody keeps them."""
+    if line.store.settings["retention"] == "statistics" and experts is None:
+        raise UsageError(
+            "this line keeps sums only, and a member is taken out with its checkpoint, which a loop leaves nowhere: "
+            "give experts, a folder to keep them in, or make the line with retention vectors"
+        )
+
+
+def take_back(
+    line: Line, turn: Turn, tasks: Tasks | None, experts: str | Path | None = None, **words: Any
+) -> dict[str, Any]:
     """Merge what was trained; returns what `Line.merge` does. The expert lies beside the line until it is a member,
-    and stays there where the merge fails."""
+    and stays there where the merge fails. experts: a folder to which it then goes, under the task's name; None
+    deletes it."""
     place = line.path.with_name(f".{line.path.name}.{turn.name}")
     shutil.rmtree(place, ignore_errors=True)
     write(place, turn, line._setting())
@@ -82,7 +100,11 @@ def take_back(line: Line, turn: Turn, tasks: Tasks | None, **words: Any) -> dict
     except Exception as error:
         error.add_note(f"the expert is in {place}; merge it by hand, or train it again")
         raise
-    shutil.rmtree(place)
+    if experts is None:
+        shutil.rmtree(place)
+    else:
+        Path(experts).mkdir(parents=True, exist_ok=True)
+        shutil.move(place, Path(experts) / turn.name)
     return done
 
 

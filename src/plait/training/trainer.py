@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import RefusedInput
-from plait.training.handing import Turn, hand_out, take_back
+from plait.training.handing import Turn, check_kept, hand_out, take_back
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -19,13 +19,18 @@ NOTE = "plait_start.json"
 
 
 def merge_callback(
-    line: str | Path | Line, name: str, tasks: str | Path | Mapping[str, Any] | None = None, **words: Any
+    line: str | Path | Line,
+    name: str,
+    tasks: str | Path | Mapping[str, Any] | None = None,
+    experts: str | Path | None = None,
+    **words: Any,
 ) -> Any:
     """A `transformers.TrainerCallback`: when training begins the model becomes the line's, when it ends it is merged
     as the task `name`. `callback.merged` is then what `Line.merge` returned.
 
     A run that is taken up from one of the trainer's checkpoints goes on with its weights. Only the main process
-    merges; a model whose weights are spread over processes cannot be merged so. tasks, words: as for `Line.merge`.
+    merges; a model whose weights are spread over processes cannot be merged so. tasks, words: as for `Line.merge`;
+    experts: as for `MergeEachTask`.
     Errors: PlaitError where transformers is not installed, else those of `handing.hand_out` and `Line.merge`.
     """
     from plait.line import Line
@@ -36,6 +41,7 @@ def merge_callback(
 
         tasks = load_tasks(tasks)
     held = line if isinstance(line, Line) else Line.open(line)
+    check_kept(held, experts)
 
     class Merge(callback_class()):  # type: ignore[misc]
         """See `merge_callback`."""
@@ -48,7 +54,7 @@ def merge_callback(
             if state.global_step:
                 self.turn = _again(note, name, model)
                 return
-            self.turn = hand_out(held, name, tasks, model)
+            self.turn = hand_out(held, name, tasks, model, experts)
             if state.is_world_process_zero:
                 note.parent.mkdir(parents=True, exist_ok=True)
                 told = {"task": name, "start": self.turn.start, "tasks": list(self.turn.held)}
@@ -57,7 +63,7 @@ def merge_callback(
         def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
             if state.is_world_process_zero and self.turn is not None:
                 self.turn.module = model
-                self.merged = take_back(held, self.turn, tasks, **words)
+                self.merged = take_back(held, self.turn, tasks, experts, **words)
 
     return Merge()
 
