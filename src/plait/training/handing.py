@@ -51,7 +51,7 @@ def hand_out(
 
     RefusedInput where the expert's folder is there already, or the merge would be refused for what is known before
     training: the line's method looks at data, and there is none of this task; the head does not tell the labels
-    apart; the module is not the base's network. UsageError where the method looks at data and no tasks were handed in.
+    apart; the module is not the base's network. UsageError where the method looks at data and no tasks came.
     """
     from plait.line.build import open_version
     from plait.line.subjects import load
