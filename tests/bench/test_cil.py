@@ -149,7 +149,7 @@ def test_every_entrant_is_understood_and_the_wrong_ones_are_not() -> None:
         ("ema alpha=2", "alpha is 2"),
         (
             "fisher",
-            "method fisher looks at data of all tasks, which this setting does not keep; leave it out",
+            "method fisher wants Fisher information of each task, which this setting does not compute; leave it out",
         ),
         ("nothing", "method 'nothing' is not known"),
     ):

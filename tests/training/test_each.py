@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from plait import Line
-from plait.errors import NonFinite, NotRemovable, RefusedInput, UsageError
+from plait.errors import NonFinite, NotRemovable, PlaitError, RefusedInput, UsageError
 from plait.methods import registry
 from plait.methods.trm import Trm
 from plait.problem.base import HeadSpec
@@ -227,6 +227,11 @@ def test_an_expert_that_does_not_descend_from_the_last_model(world: Path) -> Non
     line.merge(world / "b", "b", private="classifier.*", tasks=tasks, descends_from="1")
     assert line.status()["descent"] == "last"
     assert line.status()["members"][1]["descends"]["tasks"] == ["a"]
+
+
+def test_a_checkpoint_that_is_not_there_is_what_is_said(world: Path) -> None:
+    with pytest.raises(PlaitError, match=r"none: "):
+        trm(world).merge(world / "none", tasks=world / "tasks.yaml")
 
 
 def says_its_start(checkpoint: Path, task: str, start: str) -> None:

@@ -141,6 +141,9 @@ def made(name: str, options: dict[str, Any]) -> Own | Method:
     return found
 
 
+_WANTED = {"moments": "second moments of the inputs", "fisher": "Fisher information"}
+
+
 def parse(text: str) -> Entrant:
     """`NAME KEY=VALUE …`: one of OWN, or a method. UsageError for one that needs what is not handed to it here."""
     name, *words = text.split() or [""]
@@ -158,8 +161,13 @@ def parse(text: str) -> Entrant:
         return entrant
     spec = parse_method(text)
     method = spec.made()
-    if fit_of_method(method) is not None or (isinstance(method, TensorMethod) and method.wants):
+    if fit_of_method(method) is not None:
         raise UsageError(
-            f"method {spec.label} looks at data of all tasks, which this setting does not keep; leave it out"
+            f"method {spec.label} is fitted on examples of all tasks, which this setting does not keep; leave it out"
+        )
+    if isinstance(method, TensorMethod) and method.wants:
+        raise UsageError(
+            f"method {spec.label} wants {_WANTED[method.wants]} of each task, which this setting does not compute; "
+            "leave it out"
         )
     return Entrant(spec.label, spec.name, spec.given)

@@ -25,6 +25,7 @@ from plait.bench.suites import Sources, Suite, find
 from plait.bench.tuning import Stock, submit_at_once, tune
 from plait.bench.worker import BATCH, Model, Setup
 from plait.bench.writing import write_json
+from plait.methods.base import TensorMethod
 from plait.methods.choosing import fit_of_method
 from plait.store.lock import hold
 
@@ -88,6 +89,10 @@ def conduct(kind: type[Run], asked: Asked, specs: Mapping[str, Spec], say: Say) 
     suite = find(asked.suite)
     parse_device(asked.device)
     suite.check(asked.sources)
+    for spec in specs.values():
+        found = spec.made()
+        if isinstance(found, TensorMethod):
+            found.check_count(len(suite.tasks))
     results.check_suite(asked.out, suite.name, kind.schema)
     asked.cache.mkdir(parents=True, exist_ok=True)
     with hold(asked.cache / f"{suite.name}.lock", f"bench run {suite.name}"):

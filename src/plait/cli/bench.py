@@ -54,7 +54,7 @@ def listed(text: str) -> tuple[str, ...]:
     """Names between commas, each once."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not found:
-        raise ArgumentTypeError(f"{text!r} names no method; expected names such as average,ties")
+        raise ArgumentTypeError(f"{text!r} names nothing; expected names with commas between them")
     return found
 
 
@@ -92,10 +92,16 @@ def _arguments(parser: Parser) -> None:
         "--out", metavar="FILE", help="file of results, SUITE.json by default, SUITE-removal.json for removal"
     )
     parser.add_argument(
-        "--budget", type=positive, metavar="N", help="values tried of a method's main option, 5 by default"
+        "--budget",
+        type=positive,
+        metavar="N",
+        help="values tried of a method's main option, 5 by default, 3 for cil",
     )
     parser.add_argument(
-        "--examples", type=positive, metavar="N", help="test examples of a task at most, 1000 by default"
+        "--examples",
+        type=positive,
+        metavar="N",
+        help="test examples of a task at most, 1000 by default, of a data set 2000 for cil",
     )
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="processes of one thread each, 2 by default"

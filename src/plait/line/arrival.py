@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.checkpoint.layout import open_checkpoint
 from plait.errors import RefusedInput, UsageError
 from plait.line import views
 from plait.line.build import Operand, Setting, operand, write_json
@@ -46,6 +48,8 @@ def arrive(
     try:
         need = need_of(setting.method)
         if need is not None:
+            if handed.checkpoint and not os.path.lexists(handed.checkpoint):
+                open_checkpoint(handed.checkpoint)  # says that it is not there
             _check_tasks(setting, need, handed, old)
         check_last(store, handed.checkpoint or "", handed.descends_from, old)
         descends, notes = descent_of(store, handed.checkpoint or "", handed.descends_from)

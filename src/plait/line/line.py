@@ -99,6 +99,7 @@ class Line:
         additive = chosen.facts.family == "additive"
         if retention not in ("vectors", "statistics", "none"):
             raise UsageError(f"retention is {retention!r}, expected vectors, statistics or none")
+        check_retention(chosen, retention)
         if retention == "statistics" and not additive and not keeps_no_state(chosen):
             raise UsageError(
                 f"retention statistics needs an additive method, {method} is a {chosen.facts.family}; "
@@ -106,7 +107,6 @@ class Line:
             )
         if descent not in DESCENTS:
             raise UsageError(f"descent is {descent!r}, expected {' or '.join(DESCENTS)}")
-        check_retention(chosen, retention)
         check_kept(chosen, retention, snapshots)
         compute = chosen_compute(chosen, network, device, dtype)
         for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
