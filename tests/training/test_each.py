@@ -307,7 +307,7 @@ def test_another_network_is_refused_before_a_tensor_is_touched(world: Path) -> N
         with pytest.raises(
             UsageError, match=rf"{word}: expected arguments of Line\.merge that hold for every task"
         ):
-            MergeEachTask(line, world / "tasks.yaml", **{word: 2.0})
+            MergeEachTask(line, world / "tasks.yaml", None, None, **{word: 2.0})
     with pytest.raises(UsageError, match=r"module is a dict, expected the torch\.nn\.Module that is trained"):
         next(iter(MergeEachTask(line, world / "tasks.yaml", {"mix.weight": torch.zeros(8, 10)})))
 
