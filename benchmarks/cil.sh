@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The class-incremental figures in docs/benchmarks.md: clinc150 and banking77 with MiniLM, 100 classes of Tiny-ImageNet,
 # CIFAR-10 and Fashion-MNIST with EfficientNet-Lite0. PLAIT_DATA names the folder of the data sets. What is in the files
-# of results already is not run again. About four hours on 2 cores: two files are made side by side, one thread each.
+# of results already is not run again. About eight hours on 2 cores: two files are made side by side, one thread each.
 # CACHE: the folder of work, as for `plait bench --cache`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
