@@ -218,6 +218,10 @@ def test_refusals_change_nothing(world: Path) -> None:
         line.merge(world / "nan")
     with pytest.raises(RefusedInput, match=r"times as long as the base"):
         line.merge(world / "far")
+    nothing = {n: torch.zeros_like(t) if t.is_floating_point() else t for n, t in base_tensors().items()}
+    write_folder(world / "zeros", nothing)
+    with pytest.raises(RefusedInput, match=r"its task vector is 1\.00 times as long as the base itself"):
+        line.merge(world / "zeros")
     with pytest.raises(RefusedInput, match="is a member already"):
         line.merge(world / "a")
     with pytest.raises(UsageError, match="cannot be used"):

@@ -174,7 +174,7 @@ def refuse_nonfinite(owner: str, found: Sequence[tuple[str, tuple[int, ...]]]) -
 
 
 def _refuse_distant(task: str, looked: Intake, untouched: frozenset[str]) -> None:
-    if looked.norm == 0 or looked.distance <= looked.norm:
+    if looked.norm == 0 or looked.distance < looked.norm:  # a model of zeros is as far as the base is long
         return
     differ = sorted(untouched & looked.changed)
     count = plural(
