@@ -163,6 +163,7 @@ def test_init_without_a_method_says_which_it_took_and_where_the_choice_is_explai
     assert "no --method was given, so it is average" in done.out
     named = plait("init", line / "newer", "--base", "b", "--method", "average")
     assert "no --method" not in named.out
+    assert plait("init", line / "newest", "--base", "b", "--method", "").code == 2
 
 
 def test_every_option_of_every_method_is_a_flag_of_init(plait: Plait) -> None:

@@ -123,11 +123,20 @@ def test_a_line_of_sums_needs_a_folder_for_the_experts(world: Path) -> None:
             never = line.digest
         move(module, 0.1)
     assert {p.name for p in kept.iterdir()} == {"a", "b"}
+    (kept / "b").rename(world / ".line.b")  # as a run leaves it that is killed after its merge
+    assert list(MergeEachTask(line, ["a", "b"], module, experts=kept)) == []
     assert line.unmerge("b", checkpoint=kept / "b")["version"] == never
     with pytest.raises(
         RefusedInput, match=r"experts/b exists, and the expert of b is to lie there; move it away"
     ):
         next(iter(MergeEachTask(line, ["b"], module, experts=kept)))
+    run = iter(MergeEachTask(line, ["c"], module, experts=kept))
+    next(run)
+    (kept / "c").mkdir()  # while the task was trained
+    with pytest.raises(RefusedInput, match="experts/c exists"):
+        next(run)
+    assert [m.task for m in line.members] == ["a"]
+    assert (world / ".line.c" / "model.safetensors").is_file()
 
 
 def test_a_private_head_stays_the_tasks_own(world: Path) -> None:

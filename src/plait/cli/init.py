@@ -138,7 +138,7 @@ def _brief(value: Any, limit: int = 40) -> str:
 def _init(args: Namespace) -> Answer:
     from plait.methods.registry import make
 
-    method = args.method or DEFAULT
+    method = DEFAULT if args.method is None else args.method
     options = make(method, args.options).options()  # a wrong option is refused before any file is touched
     own = options.pop("seed", None)  # a line has one seed, which its method draws with too
     seed = args.seed if own is None or "seed" not in (args.options or {}) else own
@@ -165,7 +165,7 @@ def _init(args: Namespace) -> Answer:
     notes = line.log()[0]["notes"]
     result = {**state, "line": str(args.line), "notes": notes}
     chosen = listed(state["options"])
-    advice = [] if args.method else [_ADVICE]
+    advice = [_ADVICE] if args.method is None else []
     tasks = "" if state["data"] == "none" else " --tasks tasks.yaml"
     rows: list[tuple[str, object]] = [
         ("method", f"{state['method']} ({chosen})" if chosen else state["method"]),

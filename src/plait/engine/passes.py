@@ -100,12 +100,17 @@ class ExaminePass:
         return [self._piece(piece, desk) for piece in job.pieces]
 
     def _piece(self, piece: Where, desk: Desk) -> list[tuple[int, Any]]:
-        element = self.method.grain(piece.shape, piece.name) == "element"
-        answers = []
-        for first, count in sampled(piece, self.survey.stride if element else 1):
-            where = Where(piece.name, piece.shape, piece.dtype, first, count)
-            answers.append((first, self.method.examine(where, self.state.load(desk, where), self.survey.ask)))
-        return answers
+        return [(where.first, self._answer(where, desk)) for where in _seen(self.method, self.survey, piece)]
+
+    def _answer(self, where: Where, desk: Desk) -> Any:
+        return self.method.examine(where, self.state.load(desk, where), self.survey.ask)
+
+
+def _seen(method: TensorMethod, survey: Survey, piece: Where) -> Iterator[Where]:
+    """The runs of a piece that a survey sees."""
+    element = method.grain(piece.shape, piece.name) == "element"
+    for first, count in sampled(piece, survey.stride if element else 1):
+        yield Where(piece.name, piece.shape, piece.dtype, first, count)
 
 
 @dataclass(frozen=True)
@@ -122,12 +127,7 @@ class TallyPass:
         return [self._piece(piece, desk) for piece in job.pieces]
 
     def _piece(self, piece: Where, desk: Desk) -> list[tuple[int, Any]]:
-        element = self.method.grain(piece.shape, piece.name) == "element"
-        answers = []
-        for first, count in sampled(piece, self.survey.stride if element else 1):
-            where = Where(piece.name, piece.shape, piece.dtype, first, count)
-            answers.append((first, self._answer(where, desk)))
-        return answers
+        return [(where.first, self._answer(where, desk)) for where in _seen(self.method, self.survey, piece)]
 
     def _answer(self, where: Where, desk: Desk) -> Any:
         base = desk.read(self.source.base[where.name], where.first, where.count, "base")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import UsageError
-from plait.training.handing import Module, Turn, check_kept, hand_out, take_back
+from plait.training.handing import Module, Turn, check_experts, hand_out, keep_expert, take_back
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -61,7 +61,7 @@ class MergeEachTask:
             raise UsageError(
                 f"{', '.join(strange)}: expected arguments of Line.merge that hold for every task, such as private"
             )
-        check_kept(self.line, experts)
+        check_experts(self.line, experts)
         self.experts = experts
         self.names = tuple(tasks)
         self.tasks = tasks if isinstance(tasks, Mapping) else None
@@ -74,6 +74,8 @@ class MergeEachTask:
         """Errors: those of `handing.hand_out` before a task is trained, those of `Line.merge` after."""
         for name in self.names:
             if any(member.task == name for member in self.line.members):
+                if self.experts is not None:
+                    keep_expert(self.line, name, self.experts)
                 continue
             turn = hand_out(self.line, name, self.tasks, self.module, self.experts)
             yield turn

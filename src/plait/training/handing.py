@@ -59,10 +59,7 @@ def hand_out(
 
     if any(member.task == name for member in line.members):
         raise RefusedInput(f"task {name} is a member already; nothing is to be trained for it")
-    if experts is not None and (Path(experts) / name).exists():
-        raise RefusedInput(
-            f"{Path(experts) / name} exists, and the expert of {name} is to lie there; move it away"
-        )
+    _free(experts, name)
     setting = line._setting()
     head = last(line.store)
     weights = load(open_version(line.model).tensors, "cpu", None)
@@ -77,7 +74,7 @@ def hand_out(
     return turn
 
 
-def check_kept(line: Line, experts: str | Path | None) -> None:
+def check_experts(line: Line, experts: str | Path | None) -> None:
     """UsageError for a line that needs its members' checkpoints again to take them out, where nobody keeps them."""
     if line.store.settings["retention"] == "statistics" and experts is None:
         raise UsageError(
@@ -92,10 +89,11 @@ def take_back(
     """Merge what was trained; returns what `Line.merge` does. The expert lies beside the line until it is a member,
     and stays there where the merge fails. experts: a folder to which it then goes, under the task's name; None
     deletes it."""
-    place = line.path.with_name(f".{line.path.name}.{turn.name}")
+    place = _beside(line, turn.name)
     shutil.rmtree(place, ignore_errors=True)
     write(place, turn, line._setting())
     try:
+        _free(experts, turn.name)
         done = line.merge(place, turn.name, tasks=tasks if _looks(line) else None, **words)
     except Exception as error:
         error.add_note(f"the expert is in {place}; merge it by hand, or train it again")
@@ -103,9 +101,28 @@ def take_back(
     if experts is None:
         shutil.rmtree(place)
     else:
-        Path(experts).mkdir(parents=True, exist_ok=True)
-        shutil.move(place, Path(experts) / turn.name)
+        keep_expert(line, turn.name, experts)
     return done
+
+
+def keep_expert(line: Line, name: str, experts: str | Path) -> None:
+    """Move the expert of a task that is a member from beside the line into its folder, if it lies there: a run that
+    was killed may have left it."""
+    place = _beside(line, name)
+    if place.exists() and not (Path(experts) / name).exists():
+        Path(experts).mkdir(parents=True, exist_ok=True)
+        shutil.move(place, Path(experts) / name)
+
+
+def _beside(line: Line, name: str) -> Path:
+    return line.path.with_name(f".{line.path.name}.{name}")
+
+
+def _free(experts: str | Path | None, name: str) -> None:
+    if experts is not None and (Path(experts) / name).exists():
+        raise RefusedInput(
+            f"{Path(experts) / name} exists, and the expert of {name} is to lie there; move it away"
+        )
 
 
 def _looks(line: Line) -> bool:

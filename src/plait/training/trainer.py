@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import RefusedInput
-from plait.training.handing import Turn, check_kept, hand_out, take_back
+from plait.training.handing import Turn, check_experts, hand_out, take_back
 
 if TYPE_CHECKING:
     from plait.line import Line
@@ -41,7 +41,7 @@ def merge_callback(
 
         tasks = load_tasks(tasks)
     held = line if isinstance(line, Line) else Line.open(line)
-    check_kept(held, experts)
+    check_experts(held, experts)
 
     class Merge(callback_class()):  # type: ignore[misc]
         """See `merge_callback`."""
