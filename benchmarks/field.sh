@@ -22,6 +22,14 @@ folds="magmax,opcm,nufilt,ties_recursive,mdm_oc granularity=layer,mdm_oc"
 data="regmean,fisher,ode_m samples=128,ode_m samples=128 target=merged,trm steps=10 batch=32 rate=0.05 samples=256"
 # its 200 steps take ten times as long
 slow="dop steps=20"
+# the weights of its network are kernels of convolutions
+if [[ "$suite" == vision8 ]]; then
+    kernels="convolutions=true"
+    free="$free,covariance $kernels,iso_c $kernels,iso_cts $kernels,tsv_m $kernels,wudi $kernels"
+    folds="$folds,opcm $kernels,nufilt $kernels"
+    data="$data,regmean $kernels"
+    slow="$slow,dop steps=20 $kernels"
+fi
 run "$free,$folds" 42-46 --last
 run "$free,$folds" "${STREAMS:-42}"
 run "$data,$slow" "${ORDERS:-42,43}" --last

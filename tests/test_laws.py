@@ -51,6 +51,8 @@ SETS: list[tuple[str, dict[str, Any], bool | None]] = [
     ("regmean", {}, None),
     ("regmean", {"ridge": 0.1, "shrink": 1, "flatten": 1, "inputs_first": "head", "sparsify": "dare"}, None),
     ("regmean", {"widest": 0}, True),
+    *((name, {"convolutions": True}, None) for name in ("covariance", "iso_c", "iso_cts", "regmean", "wudi")),
+    *((name, {"convolutions": True}, True) for name in ("dop", "nufilt", "opcm", "tsv_m")),
     ("fisher", {}, None),
     ("fisher", {"epsilon": 1e-9, "sparsify": "breadcrumbs"}, None),
     ("opcm", {}, True),

@@ -8,6 +8,7 @@ import pytest
 
 import plait as package
 from plait.cli.entry import VERBS
+from plait.cli.parser import nearest
 from tests.cli.conftest import Plait
 from tests.cli.fake import FakeLine
 
@@ -218,6 +219,11 @@ def test_unknown_verbs_suggest_the_nearest(plait: Plait) -> None:
     done = plait("--json", "frobnicate")
     assert done.code == 2
     assert "; the commands are: init, merge," in done.json["error"]["message"]
+
+
+def test_dashes_alone_make_no_word_near() -> None:
+    assert nearest("--size", ["--seed"]) == ""
+    assert nearest("-seed", ["--from", "--seed"]) == "; did you mean --seed?"
 
 
 def test_no_words_list_the_verbs(plait: Plait) -> None:

@@ -219,6 +219,17 @@ def test_a_network_that_is_none_is_refused_when_the_line_is_made(
     assert not (world / "line").exists()
 
 
+def test_a_base_that_says_no_network_needs_one_when_the_line_is_made(world: Path) -> None:
+    bare = world / "base" / "model.safetensors"
+    for method in ("refined", "regmean"):
+        with pytest.raises(
+            RefusedInput, match=r"model\.safetensors: has no config\.json, which says what network it is"
+        ):
+            Line.create(world / "line", bare, method, private="classifier.*")
+    assert not (world / "line").exists()
+    Line.create(world / "line", bare, "refined", network=NETWORK, private="classifier.*")
+
+
 def test_needed_data_are_asked_for_in_words(world: Path) -> None:
     line = Line.create(world / "line", world / "base", "refined", network=NETWORK, private="classifier.*")
     with pytest.raises(

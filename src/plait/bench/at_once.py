@@ -134,7 +134,8 @@ def _sides(
     if need.wants == "fisher":
         found = objective.fisher(own, [n for n, shape in asked.items() if shape is not None])
         return {f"{kind}/{n}": tensor.float() for n, tensor in found.items()}
-    moments = second_moments(objective, own)
+    kernels = any(shape and len(own[n].shape) == 4 for n, shape in asked.items())
+    moments = second_moments(objective, own, convolutions=kernels)
     return {
         f"{kind}/{n}": (moments[n].matrix / moments[n].count).float()
         for n, shape in asked.items()

@@ -172,5 +172,6 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """`; did you mean X?` where something known is close to the word, else nothing."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    bare = {name.lstrip("-"): name for name in known}  # flags have their dashes in common
+    close = get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
+    return f"; did you mean {bare[close[0]]}?" if close else ""

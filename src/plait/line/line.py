@@ -30,7 +30,7 @@ from plait.line.data import Tasks, check_retention
 from plait.line.descent import DESCENTS
 from plait.line.exporting import export
 from plait.line.member import Allow, Member, check_task, patterns, task_of
-from plait.line.opening import chosen_compute, driving, open_setting, publish_base, seeded
+from plait.line.opening import check_described, chosen_compute, driving, open_setting, publish_base, seeded
 from plait.line.points import Asked
 from plait.line.resume import build_or_find
 from plait.methods.base import Weight, check_weight
@@ -117,6 +117,7 @@ class Line:
 
         checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
         chosen = driving(chosen.over(checkpoint.tensors))
+        check_described(compute, checkpoint)
         settings = {
             "method": method,
             "options": chosen.options(),
@@ -132,7 +133,7 @@ class Line:
             else size_of(chosen, mergeable(checkpoint, patterns(private))),
         }
         name = Path(base).resolve().name
-        notes = chosen.idle(checkpoint.tensors)
+        notes = chosen.idle({name: ref.shape for name, ref in checkpoint.tensors.items()})
         return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite, notes))
 
     @classmethod

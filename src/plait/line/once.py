@@ -166,7 +166,10 @@ def merge_files(
         ],
         "accounting": _accounting(found, replaced),
         "counts": dict(folded.counts),
-        "notes": [*overflow(folded.overflowed), *chosen.idle(opened.tensors)],
+        "notes": [
+            *overflow(folded.overflowed),
+            *chosen.idle({n: r.shape for n, r in opened.tensors.items()}),
+        ],
         "version": root,
         "seconds": round(time.monotonic() - began, 3),
     }

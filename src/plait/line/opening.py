@@ -125,6 +125,15 @@ def chosen_compute(
     return {"compute": words}
 
 
+def check_described(compute: Mapping[str, Any], base: Checkpoint) -> None:
+    """RefusedInput where a network must run and nothing says which. compute: what `chosen_compute` returned."""
+    if compute and compute["compute"]["network"] is None and base.config is None:
+        raise RefusedInput(
+            f"{base.path}: has no config.json, which says what network it is, and the method looks at data; put it "
+            "there, or name the network as python:module:function (--network)"
+        )
+
+
 def compute_of(
     store: Store, method: Method, device: str | None = None, threads: int | None = None
 ) -> Compute:

@@ -3,7 +3,8 @@ information, both under the member's own weights. Computed once, when the member
 
 They lie in a safetensors file, one tensor for each tensor of the model that has one:
 
-    moment/TENSOR    F32 (in, in): the mean of x x^T over all tokens, for a weight (out, in) of a linear layer
+    moment/TENSOR    F32 (in, in): the mean of x x^T over all tokens, for a weight (out, in) of a linear layer;
+                     over all patches, for a kernel of a convolution with in = channels * height * width
     fisher/TENSOR    F32, of the tensor's own shape: the mean over examples of squared gradients of log p(y|x)
 
 Sums are made in fp64 and rounded once, to fp32: what the rounding moves is far below what another sample of examples
@@ -14,6 +15,7 @@ them up takes the very same numbers away again. Weights that lie as (in, out), a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,9 +88,11 @@ def _moments(
     """Weight name -> mean of x x^T; None for one that lies the other way round."""
     from plait.problem.moments import each_second_moment
 
-    widest = max((weights[n].shape[-1] for n in objective.network.names if n in weights), default=1)
+    kernels = any(len(weights[name].shape) == 4 for name in asked)
+    shapes = [weights[n].shape for n in objective.network.names if n in weights]
+    widest = max((prod(s[1:]) for s in shapes if len(s) == 2 or (kernels and len(s) == 4)), default=1)
     at_once = max(1, ROOM // (8 * widest**2))
-    for moment in each_second_moment(objective, weights, at_once=at_once):
+    for moment in each_second_moment(objective, weights, convolutions=kernels, at_once=at_once):
         if asked.get(moment.name) == tuple(moment.matrix.shape) or moment.inputs_first:
             yield moment.name, None if moment.inputs_first else moment.matrix / moment.count
 

@@ -188,8 +188,9 @@ class Method:
         """The method for a base of these tensors. UsageError where it does not fit them."""
         return self
 
-    def idle(self, names: Iterable[str]) -> list[str]:
-        """Notes on what of its options counts for no tensor of these names."""
+    def idle(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Notes on options that count for no tensor of a base, and on tensors that an option leaves out. shapes: of
+        its tensors, by name."""
         return []
 
 

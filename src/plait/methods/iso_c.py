@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, Grain, Outlook, State, Where
+from plait.methods.base import Facts, Outlook, State, Where
+from plait.methods.matrices import OfMatrices
 from plait.methods.ranges import finite
 from plait.methods.second_order import flattened
 from plait.methods.sparsify import SumOfTaskVectors
-from plait.methods.tables import TABLES, is_linear, pattern
 from plait.tensors import Tensor
 from plait.tensors.exact import Exact, ExactSum
 
 
 @dataclass(frozen=True)
-class IsoC(SumOfTaskVectors):
+class IsoC(OfMatrices, SumOfTaskVectors):
     """base + scale * m * U V^T for the matrix of a linear layer, with U diag(sigma) V^T = sum_i w_i tau_i and m the
     mean of sigma (Marczak et al. 2025, arXiv 2502.04959, algorithm 1). All other tensors are averaged, times `scale`.
 
@@ -23,14 +23,15 @@ class IsoC(SumOfTaskVectors):
     is taken out by subtraction.
 
     scale: 0 gives the base.
-    tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
+        with one input channel, as of depthwise convolutions; false averages all of them.
 
     Directions with a singular value below 1e-6 of the largest are empty: they stay so, and the mean is that of the
     others. Task vectors that cancel give the base. No expert comes back, unless its singular values are alike.
     """
 
     scale: float = 1.0
-    tables: str = TABLES
 
     facts: ClassVar[Facts] = Facts(
         summary="the sum of task vectors, with all singular values of a matrix alike",
@@ -46,14 +47,11 @@ class IsoC(SumOfTaskVectors):
     def check(self) -> None:
         super().check()
         finite("scale", self.scale)
-        pattern("tables", self.tables)
-
-    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
-        return "matrix" if is_linear(shape, name, self.tables) else super().grain(shape, name)
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
         total: ExactSum = state["delta"]
-        if not is_linear(where.shape, where.name, self.tables):
+        shape = self.matrix(where.shape, where.name)
+        if shape is None:
             return total.value().over(outlook.weight).times(self.scale)
-        flat = flattened(total.value().double().view(where.shape), 1.0)
+        flat = flattened(total.value().double().view(shape), 1.0)
         return Exact.of(flat.reshape(-1) * self.scale)

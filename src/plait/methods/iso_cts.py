@@ -27,7 +27,9 @@ class IsoCts(Rebuilt):
 
     scale: 0 gives the base.
     common: share of the directions that are those of the sum; 1 takes no other, which is `iso_c`.
-    tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
+        with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
 
     Directions with a singular value below 1e-6 of a task vector's largest are empty and take no part, nor do

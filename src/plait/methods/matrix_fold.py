@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.methods.base import Grain, MemberFacts, Outlook, Part, Slot, State, TensorMethod, Where
-from plait.methods.tables import TABLES, finds, is_linear, pattern
+from plait.methods.base import MemberFacts, Outlook, Part, Slot, State, Where
+from plait.methods.matrices import OfMatrices
+from plait.methods.tables import finds, pattern
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact, ExactSum
 
 
 @dataclass(frozen=True)
-class MatrixFold(TensorMethod):
+class MatrixFold(OfMatrices):
     """base + O for the matrix W (out, in) of a linear layer, y = W x. The first w_i tau_i that is not 0 is O; of the
     others a subclass says in `enter` what becomes of O. All other tensors are averaged: base + sum_i w_i tau_i /
     sum_i w_i.
@@ -21,11 +22,10 @@ class MatrixFold(TensorMethod):
     comes back bit for bit.
     """
 
-    tables: str = TABLES
     inputs_first: str = ""
 
     def check(self) -> None:
-        pattern("tables", self.tables)
+        super().check()
         pattern("inputs_first", self.inputs_first)
 
     def enter(self, total: Tensor, tau: Tensor, part: Part) -> Tensor:
@@ -33,14 +33,11 @@ class MatrixFold(TensorMethod):
         the weighted task vector, fp64. Neither is 0."""
         raise NotImplementedError
 
-    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
-        return "matrix" if is_linear(shape, name, self.tables) else "element"
-
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return self.layout(shape, dtype, "")
 
     def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
-        if not is_linear(shape, name, self.tables):
+        if not self.matrix(shape, name):
             return {"delta": Slot("exact")}
         return {"total": Slot("float64" if dtype == "F64" else "float32")}
 
@@ -55,7 +52,9 @@ class MatrixFold(TensorMethod):
             return state
         if not bool(total.any()):
             return {"total": tau.to(total.dtype)}
-        before, new = total.view(part.where.shape), tau.view(part.where.shape)
+        shape = self.matrix(part.where.shape, part.where.name)
+        assert shape is not None
+        before, new = total.view(shape), tau.view(shape)
         if finds(self.inputs_first, part.where.name):
             made = self.enter(before.T.contiguous(), new.T.contiguous(), part).T
         else:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from plait.methods.base import (
     Answers,
     Facts,
-    Grain,
     Known,
     MemberFacts,
     Outlook,
@@ -18,18 +17,17 @@ from plait.methods.base import (
     Slot,
     State,
     Survey,
-    TensorMethod,
     Where,
 )
+from plait.methods.matrices import OfMatrices
 from plait.methods.ranges import choice, share
-from plait.methods.tables import TABLES, is_linear, pattern
 from plait.tensors import Tensor, torch
 from plait.tensors.norms import block_sums
 from plait.tensors.spectral import Spectrum, spectrum
 
 
 @dataclass(frozen=True)
-class Opcm(TensorMethod):
+class Opcm(OfMatrices):
     """base + S * n / ||S||, n = mean ||w_i tau_i||, norms over all tensors
     (Tang et al. 2025, arXiv 2501.09522, algorithm 1).
 
@@ -46,8 +44,10 @@ class Opcm(TensorMethod):
         Directions with a singular value below 1e-6 of the largest are empty and not protected.
     variant: "block" as above, with which the paper's numbers were made; "diagonal" also takes out
         u_j^T tau v_j for every j beyond r, as later published code does (with share 0, the diagonal alone).
-    tables: regular expression; a 2-D tensor whose name it finds is a look-up table, no linear layer, and is
+    tables: regular expression; a tensor whose name it finds is a look-up table, no linear layer, and is
         added as it is. "" finds none.
+    convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
+        with one input channel, as of depthwise convolutions; false adds all of them as they are.
 
     The state is S in fp32 (fp64 where the base is fp64). Decompositions are made in fp64, and products with tau in
     the state's dtype.
@@ -56,7 +56,6 @@ class Opcm(TensorMethod):
 
     share: float = 0.5
     variant: str = "block"
-    tables: str = TABLES
 
     facts: ClassVar[Facts] = Facts(
         summary="sum of task vectors, each without what touches the leading singular directions so far",
@@ -70,15 +69,9 @@ class Opcm(TensorMethod):
     )
 
     def check(self) -> None:
+        super().check()
         share("share", self.share)
         choice("variant", self.variant, ("block", "diagonal"))
-        pattern("tables", self.tables)
-
-    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
-        return "matrix" if self._linear(shape, name) else "element"
-
-    def _linear(self, shape: tuple[int, ...], name: str) -> bool:
-        return is_linear(shape, name, self.tables)
 
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return {"total": Slot("float64" if dtype == "F64" else "float32")}
@@ -100,8 +93,8 @@ class Opcm(TensorMethod):
             return state
         if part.weight != 1:
             tau *= part.weight
-        if self._linear(part.where.shape, part.where.name) and bool(total.any()):
-            shape = part.where.shape
+        shape = self.matrix(part.where.shape, part.where.name)
+        if shape is not None and bool(total.any()):
             inside = self.protected(total.view(shape), tau.to(total.dtype).view(shape))
             if inside is not None:
                 tau -= inside.flatten()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from plait.methods.base import Grain, Outlook, Part, Slot, State, TensorMethod, Where
+from plait.methods.base import Outlook, Part, Slot, State, Where
+from plait.methods.matrices import OfMatrices
 from plait.methods.ranges import finite
-from plait.methods.tables import TABLES, is_linear, pattern
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact, ExactSum
 
@@ -18,7 +18,7 @@ members. Task vectors of 0 are left out."""
 
 
 @dataclass(frozen=True)
-class Rebuilt(TensorMethod):
+class Rebuilt(OfMatrices):
     """base + scale * M for the matrix of a linear layer, with M a function of all w_i tau_i, which a subclass says in
     `combine`. All other tensors are averaged: base + scale * sum_i w_i tau_i / sum_i w_i.
 
@@ -28,35 +28,28 @@ class Rebuilt(TensorMethod):
     """
 
     scale: float = 1.0
-    tables: str = TABLES
 
     def check(self) -> None:
+        super().check()
         finite("scale", self.scale)
-        pattern("tables", self.tables)
 
     def combine(self, taus: Taus, count: int, where: Where) -> Tensor:
         """The update M, (m, n), of at least one task vector that is not 0. count: of all members, those with a task
-        vector of 0 among them."""
+        vector of 0 among them. where: its shape is that of the matrix, not transposed."""
         raise NotImplementedError
 
     def flipped(self, name: str) -> bool:
         """Whether a matrix is transposed before `combine` sees it."""
         return False
 
-    def linear(self, where: Where) -> bool:
-        return is_linear(where.shape, where.name, self.tables)
-
-    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
-        return "matrix" if is_linear(shape, name, self.tables) else "element"
-
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return self.layout(shape, dtype, "")
 
     def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
-        return {} if is_linear(shape, name, self.tables) else {"delta": Slot("exact")}
+        return {} if self.matrix(shape, name) else {"delta": Slot("exact")}
 
     def step(self, state: State, part: Part) -> State:
-        if not self.linear(part.where):
+        if not self.matrix(part.where.shape, part.where.name):
             total: ExactSum = state["delta"]
             total.add(part.delta.times(part.weight))
             return state
@@ -64,10 +57,10 @@ class Rebuilt(TensorMethod):
         return {**state, f"{len(state)}": part.expert, f"{len(state)}.weight": weight}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
-        if not self.linear(where):
+        shape, flip = self.matrix(where.shape, where.name), self.flipped(where.name)
+        if shape is None:
             total: ExactSum = state["delta"]
             return total.value().over(outlook.weight).times(self.scale)
-        shape, flip = where.shape, self.flipped(where.name)
         members = sorted(_members(state), key=_key)
 
         def taus() -> Iterator[Tensor]:
@@ -79,7 +72,7 @@ class Rebuilt(TensorMethod):
 
         if next(taus(), None) is None:
             return Exact.of(torch.zeros(where.count, dtype=torch.float64))
-        made = self.combine(taus, outlook.count, where).double()
+        made = self.combine(taus, outlook.count, replace(where, shape=shape)).double()
         return Exact.of((made.T if flip else made).reshape(-1) * self.scale)
 
 

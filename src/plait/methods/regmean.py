@@ -28,7 +28,9 @@ class RegMean(SecondOrder):
     scale: 0 gives the base. shrink: 0 weighs each input by its mean square alone, 1 is least squares.
     ridge: 0 is the plain solution, by the pseudo-inverse; a large one turns the update of matrices off.
     flatten: 0 leaves the singular values of a matrix's update as they are, 1 sets them to their mean.
-    tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
+        with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
     widest: matrices with more inputs are averaged. 0 averages all.
 
@@ -56,8 +58,8 @@ class RegMean(SecondOrder):
         share("shrink", self.shrink)
 
     def sides(self, shape: tuple[int, ...], name: str, dtype: str) -> dict[str, tuple[int, ...]]:
-        axis = self.axis(shape, name)
-        return {} if axis is None else {"moment": (shape[axis], shape[axis])}
+        matrix = self.matrix(shape, name)
+        return {} if matrix is None else {"moment": (self.side_of(matrix, name)[1],) * 2}
 
     def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
         found = super().layout(shape, dtype, name)
@@ -77,7 +79,7 @@ class RegMean(SecondOrder):
 
     def statistic(self, part: Part) -> dict[str, Exact]:
         where = part.where
-        if self.axis(where.shape, where.name) is None:
+        if self.matrix(where.shape, where.name) is None:
             return super().statistic(part)
         if "moment" not in part.side:
             return {"product": self.tau(part).times(part.weight)}
@@ -85,7 +87,7 @@ class RegMean(SecondOrder):
         return {**super().statistic(part), "known": Exact.of(weight)}
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
-        if self.axis(where.shape, where.name) is None:
+        if self.matrix(where.shape, where.name) is None:
             return super().merge(base, state, where, outlook)
         known = float(state["known"].value().double()[0])
         if not known:

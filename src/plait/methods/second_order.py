@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import frexp
 from typing import ClassVar
 
-from plait.methods.base import Grain, Outlook, Part, Slot, State, Where
+from plait.methods.base import Outlook, Part, Slot, State, Where
+from plait.methods.matrices import OfMatrices
 from plait.methods.ranges import at_least, finite, share
 from plait.methods.sparsify import Sparsified
-from plait.methods.tables import TABLES, finds, is_linear, pattern
+from plait.methods.tables import finds, pattern
 from plait.tensors import Tensor, torch
 from plait.tensors.exact import Exact, ExactSum
 from plait.tensors.products import Sliced, bits_for, sliced
@@ -30,7 +31,7 @@ larger is kept beside the dense digits."""
 
 
 @dataclass(frozen=True)
-class SecondOrder(Sparsified):
+class SecondOrder(OfMatrices, Sparsified):
     """For a matrix W (out, in) of a linear layer, y = W x,
 
         base + scale * (sum_i w_i tau_i C_i) (sum_i w_i C_i + ridge * m * I)^-1
@@ -48,7 +49,6 @@ class SecondOrder(Sparsified):
     scale: float = 1.0
     ridge: float = 0.0
     flatten: float = 0.0
-    tables: str = TABLES
     inputs_first: str = ""
     widest: int = 4096
 
@@ -60,7 +60,6 @@ class SecondOrder(Sparsified):
         finite("ridge", self.ridge)
         at_least("ridge", self.ridge, 0)
         share("flatten", self.flatten)
-        pattern("tables", self.tables)
         pattern("inputs_first", self.inputs_first)
         at_least("widest", self.widest, 0)
 
@@ -73,23 +72,24 @@ class SecondOrder(Sparsified):
         """The axis of a matrix that its inputs are multiplied with."""
         return 0 if finds(self.inputs_first, name) else 1
 
-    def axis(self, shape: tuple[int, ...], name: str) -> int | None:
-        """The axis of which second moments are made; None for a tensor that is averaged."""
-        if not is_linear(shape, name, self.tables):
-            return None
-        return next((axis for axis in self.axes(shape, name) if shape[axis] <= self.widest), None)
+    def matrix(self, shape: tuple[int, ...], name: str) -> tuple[int, int] | None:
+        found = super().matrix(shape, name)
+        fits = found is not None and any(found[axis] <= self.widest for axis in self.axes(found, name))
+        return found if fits else None
 
-    def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
-        return "matrix" if self.axis(shape, name) is not None else super().grain(shape, name)
+    def side_of(self, matrix: tuple[int, int], name: str) -> tuple[int, int]:
+        """The axis of a matrix of which second moments are made, and how long it is."""
+        axis = next(axis for axis in self.axes(matrix, name) if matrix[axis] <= self.widest)
+        return axis, matrix[axis]
 
     def slots(self, shape: tuple[int, ...], dtype: str) -> dict[str, Slot]:
         return self.layout(shape, dtype, "")
 
     def layout(self, shape: tuple[int, ...], dtype: str, name: str) -> dict[str, Slot]:
-        axis = self.axis(shape, name)
-        if axis is None:
+        matrix = self.matrix(shape, name)
+        if matrix is None:
             return {"delta": Slot("exact")}
-        size = shape[axis]
+        size = self.side_of(matrix, name)[1]
         digits = self.gram_digits or ("BF16" if _short(dtype) else "F32")
         return {
             "product": Slot("exact", digits=digits),
@@ -103,12 +103,13 @@ class SecondOrder(Sparsified):
 
     def statistic(self, part: Part) -> dict[str, Exact]:
         where, tau = part.where, self.tau(part)
-        axis = self.axis(where.shape, where.name)
-        if axis is None:
+        shape = self.matrix(where.shape, where.name)
+        if shape is None:
             return {"delta": tau.times(part.weight)}
         short = _short(where.dtype)  # one slice then holds all that an expert is precise to
-        matrix = tau.double().view(where.shape)
-        cut = sliced(matrix if axis else matrix.T.contiguous(), bits_for(max(where.shape)), 1 if short else 2)
+        matrix = tau.double().view(shape)
+        axis, _ = self.side_of(shape, where.name)
+        cut = sliced(matrix if axis else matrix.T.contiguous(), bits_for(max(shape)), 1 if short else 2)
         moment = self.moment(cut, part)
         if moment is None:
             return {}
@@ -120,10 +121,10 @@ class SecondOrder(Sparsified):
         }
 
     def merge(self, base: Tensor, state: State, where: Where, outlook: Outlook) -> Exact | Tensor:
-        axis = self.axis(where.shape, where.name)
-        if axis is None:
+        shape = self.matrix(where.shape, where.name)
+        if shape is None:
             return self._averaged(state["delta"], outlook)
-        size = where.shape[axis]
+        axis, size = self.side_of(shape, where.name)
         update = right_divide(
             state["product"].value().double().view(-1, size).clone(),
             _symmetric(state["gram"].value().double() / GRAM, size),

@@ -1,4 +1,4 @@
-"""Which 2-D tensors are matrices of linear layers, told from their names."""
+"""Names of look-up tables, and options that are regular expressions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,3 @@ def pattern(name: str, value: str) -> None:
 def finds(value: str, name: str) -> bool:
     """Whether the regular expression finds something in a tensor's name; the empty one finds nothing."""
     return bool(value) and re.search(value, name) is not None
-
-
-def is_linear(shape: tuple[int, ...], name: str, tables: str) -> bool:
-    """Whether a tensor is 2-D and no look-up table."""
-    return len(shape) == 2 and not finds(tables, name)

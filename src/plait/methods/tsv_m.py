@@ -28,7 +28,9 @@ class TsvM(Rebuilt):
     would keep nothing.
 
     scale: 0 gives the base.
-    tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
+        with one input channel, as of depthwise convolutions; false averages all of them.
 
     sketch: true finds the triplets from a few random vectors where k is small (see `tensors.sketch`). Measured on 8
         random task vectors of width 768 (`benchmarks/sketch.py`): 0.5 to 0.8 of the time, directions that

@@ -80,13 +80,13 @@ class Varied(TensorMethod):
                 raise UsageError(f"{error}: that is what {name} gets from {given}") from None
         return bound
 
-    def idle(self, names: Iterable[str]) -> list[str]:
-        known = list(names)
-        return [
+    def idle(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        left = [
             f"{'.'.join(path)}: no tensor is left for pattern {pattern}"
             for path, rules in self.rules
-            for pattern in rules.idle(known)
+            for pattern in rules.idle(shapes)
         ]
+        return [*left, *self.plain.idle(shapes)]
 
     def at(self, name: str) -> TensorMethod:
         """The plain method of a tensor. UsageError where its numbers are out of their ranges."""

@@ -29,7 +29,9 @@ class Wudi(Rebuilt):
 
     scale: 0 gives the base.
     steps, rate: 0 of either leaves the sum of the task vectors. No element moves further than about steps * rate.
-    tables: regular expression; a 2-D tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
+        with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
 
     A member that leaves a matrix as it is disturbs nothing and is not disturbed. Where a matrix has one task vector,

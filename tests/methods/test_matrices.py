@@ -1,0 +1,78 @@
+"""Which tensors methods of matrices take apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plait.errors import UsageError
+from plait.methods.matrices import OfMatrices
+from plait.methods.memory import apply
+from plait.methods.registry import find, make, names
+from tests.methods.matrices import Model, drawn
+
+NAMES = [name for name in names() if issubclass(find(name), OfMatrices)]
+KERNELS = {
+    "k.weight": (12, 3, 2, 2),
+    "point.weight": (7, 9, 1, 1),
+    "deep.weight": (12, 1, 3, 3),
+    "k.bias": (12,),
+}
+FEW: dict[str, dict[str, Any]] = {
+    "wudi": {"steps": 3, "rate": 1e-2},
+    "dop": {"steps": 3, "rate": 1e-2},
+    "nufilt": {"rank": 4},
+}
+
+
+def flat(model: Model) -> Model:
+    return {n: t.flatten(1) if n in ("k.weight", "point.weight") else t for n, t in model.items()}
+
+
+def test_all_methods_of_matrices_are_meant() -> None:
+    assert {"covariance", "dop", "iso_c", "iso_cts", "nufilt", "opcm", "tsv_m", "wudi"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "regmean"])
+def test_kernels_are_merged_as_their_matrices(name: str) -> None:
+    base, experts = drawn(3, shapes=KERNELS)
+    options = FEW.get(name, {})
+    want = apply(make(name, options), flat(base), [flat(e) for e in experts])
+    got = apply(make(name, {**options, "convolutions": True}), base, experts)
+    plain = apply(make(name, options), base, experts)
+    for tensor in base:
+        assert got[tensor].shape == base[tensor].shape
+        assert torch.equal(flat(got)[tensor], want[tensor])
+    for tensor in ("k.weight", "point.weight"):
+        assert (got[tensor] - plain[tensor]).abs().max() > 1e-4
+    if name != "opcm":  # whose scale is one for all tensors
+        assert torch.equal(got["deep.weight"], plain["deep.weight"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_option_is_true_or_false(name: str) -> None:
+    with pytest.raises(UsageError, match="convolutions is 'some', expected true or false"):
+        make(name, {"convolutions": "some"})
+
+
+def test_a_name_keeps_a_kernel_out() -> None:
+    base, experts = drawn(2, shapes=KERNELS)
+    got = apply(make("iso_c", {"convolutions": True, "tables": r"^k\."}), base, experts)
+    plain = apply(make("iso_c"), base, experts)
+    assert torch.equal(got["k.weight"], plain["k.weight"])
+    assert not torch.equal(got["point.weight"], plain["point.weight"])
+
+
+def test_kernels_that_are_no_matrices_are_told() -> None:
+    shapes = {"k": (4, 3, 2, 2), "deep": (4, 1, 3, 3), "w": (4, 3), "embed.k": (4, 3, 2, 2)}
+    for method in (make("covariance"), make("iso_c", {"scale": "w:0.5; 1"})):
+        assert method.idle(shapes) == [
+            "1 kernels of convolutions are not merged as matrices; convolutions=true does so"
+        ]
+    assert make("covariance", {"convolutions": True}).idle(shapes) == []
+    assert make("opcm", {"convolutions": True}).idle({"w": (4, 3), "deep": (4, 1, 3, 3)}) == [
+        "convolutions: no tensor is a kernel of a convolution"
+    ]
+    assert make("average").idle(shapes) == []
