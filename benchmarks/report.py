@@ -116,6 +116,32 @@ def peers(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def peers_data(found: dict[str, Any]) -> list[str]:
+    size = found["arguments"]
+    rows = [
+        "### Methods that look at data",
+        "",
+        f"`python benchmarks/peers_data.py`: a network of an embedding, two layers of width {size['WIDE']} and a "
+        f"head, {size['TASKS']} experts in fp32, {size['EXAMPLES']} examples of {size['LENGTH']} tokens each, one "
+        "thread. Processor seconds for the statistics of all experts and the merge, in memory, medians of "
+        f"{size['repeat']} runs in turns.",
+        "",
+        "| FusionBench's method | plait's seconds | its seconds | its over plait's | models apart |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        ours, theirs = median(row["ours"]), median(row["theirs"])
+        apart = f"{row['distance']:.0e}" if "distance" in row else "–"
+        rows.append(f"| `{row['name']}` | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} | {apart} |")
+    return [
+        *rows,
+        "",
+        "`regmean`: plait adds second moments up in fp64 and keeps the merge's sums exactly, so that a member can be "
+        "taken out again; FusionBench does both in fp32 and inverts. *Models apart*: the largest difference as a "
+        "share of a tensor's largest element. `fisher`: squares of single examples' gradients on both sides.",
+    ]
+
+
 def mdm_oc(found: dict[str, Any]) -> list[str]:
     rows = [
         "## MDM-OC as members arrive",
@@ -235,7 +261,7 @@ def main() -> None:
         "Made by `python benchmarks/report.py` from `benchmarks/results`. Times are of one machine with 2 cores; "
         "ratios within one run are what to compare.",
     ]
-    sections = (speed, members, peers, mdm_oc, sketch, ode_step, ode_gamma)
+    sections = (speed, members, peers, peers_data, mdm_oc, sketch, ode_step, ode_gamma)
     for name, section in ((section.__name__, section) for section in sections):
         file = RESULTS / f"{name}.json"
         if file.exists():

@@ -21,6 +21,9 @@ ROOM = 1 << 28
 SMALL = 1 << 23
 """Bytes of one gradient from which on, on a processor, one example at a time is at least as fast as several."""
 
+FEW = 16
+"""Squares of that many examples are added up in fp32 before they enter the sum in fp64."""
+
 CANNOT = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
 """What a network that cannot be run by vmap may raise."""
 
@@ -47,15 +50,18 @@ def diagonal(
         if squares is not None:
             totals.add(chosen, squares)
             continue
-        for addend in _one_by_one(objective, live, piece, chosen, labels):
-            totals.add(chosen, addend)
+        for some in _one_by_one(objective, live, piece, chosen, labels):
+            totals.add(chosen, some)
     return totals.over(len(objective), {name: weights[name] for name in chosen})
 
 
 def _one_by_one(
     objective: Objective, live: Weights, piece: Piece, chosen: tuple[str, ...], labels: str
 ) -> Iterator[dict[str, Tensor]]:
+    """Sums of squares, at most `FEW` gradients in each."""
     leaves = [live[name] for name in chosen]
+    sums: dict[str, Tensor] = {}
+    count = 0
     for single in objective.feed.singles(piece):
         if labels == "given":
             terms = [(1.0, objective.surprise(live, single).sum())]
@@ -68,11 +74,23 @@ def _one_by_one(
             slopes = torch.autograd.grad(
                 term, leaves, retain_graph=term is not terms[-1][1], allow_unused=True
             )
-            yield {
-                name: slope.square() * share if share != 1.0 else slope.square()
-                for name, slope in zip(chosen, slopes, strict=True)
-                if slope is not None
-            }
+            for name, slope in zip(chosen, slopes, strict=True):
+                if slope is not None:
+                    _add_square(sums, name, slope, share)
+            count += 1
+            if count == FEW:
+                yield sums
+                sums, count = {}, 0
+    if sums:
+        yield sums
+
+
+def _add_square(sums: dict[str, Tensor], name: str, slope: Tensor, share: float) -> None:
+    wide = slope if slope.dtype == torch.float64 else slope.float()
+    if name in sums:
+        sums[name].addcmul_(wide, wide, value=share)
+    else:
+        sums[name] = wide.square().mul_(share)
 
 
 def _together(

@@ -13,6 +13,9 @@ from plait.problem.objective import Objective
 from plait.problem.probes import first_tensor, listening
 from plait.tensors import Tensor, torch
 
+LOOKED = 128
+"""Rows of a layer's first input by which it is checked to be linear."""
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -91,7 +94,8 @@ def _pass(objective: Objective, weights: Weights, layers: dict[str, str]) -> Ite
                 objective.logits(live, piece)
     for gatherer in gatherers.values():
         if gatherer.total is not None:
-            matrix = ((gatherer.total + gatherer.total.mT) / 2).cpu()
+            matrix = (gatherer.total.triu() + gatherer.total.triu(1).mT).cpu()
+            matrix = matrix if len(matrix) > 1 else matrix[0]
             yield Moment(gatherer.name, matrix, gatherer.count, gatherer.inputs_first)
 
 
@@ -143,10 +147,10 @@ class _Gatherer:
                 self._check(module, rows, made)
             if not isinstance(module, torch.nn.Conv2d):
                 rows = _unpadded(rows, given, piece)
-            wide = rows.double()
-            moment = wide.mT @ wide
-            moment = moment if len(moment) > 1 else moment[0]
-            self.total = moment if self.total is None else self.total.add_(moment)
+            if self.total is None:
+                size = rows.shape[-1]
+                self.total = rows.new_zeros((len(rows), size, size), dtype=torch.float64)
+            _add_products(self.total, rows.double())
             self.count += rows.shape[1]
 
         return take
@@ -156,6 +160,8 @@ class _Gatherer:
         weight: Any = module.weight
         bias: Any = module.bias
         groups = rows.shape[0]
+        if not isinstance(module, torch.nn.Conv2d):  # every row is treated alike
+            rows, made = rows[:, :LOOKED], made.flatten(0, -2)[:LOOKED]
         if self.inputs_first:
             weight = weight.T
         matrix = weight.reshape(groups, -1, rows.shape[-1])
@@ -170,6 +176,14 @@ class _Gatherer:
                 f"the layer of {self.name} ({type(module).__name__}) does not put out its weight times its input; "
                 "leave it out of `names`"
             )
+
+
+def _add_products(total: Tensor, rows: Tensor) -> None:
+    """Add rows^T rows, of (groups, n, in), to the upper triangle of `total`; below it stands anything."""
+    step = -(-rows.shape[-1] // 4)
+    for first in range(0, rows.shape[-1], step):
+        last = first + step
+        total[:, first:last, first:].baddbmm_(rows[..., first:last].mT, rows[..., first:])
 
 
 def _unpadded(rows: Tensor, given: Tensor, piece: Piece) -> Tensor:
