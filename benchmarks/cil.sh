@@ -31,7 +31,7 @@ texts() {
     cil cil-text cil-text clinc150/5,clinc150/10 "$every" --rate 5e-4 --examples 450 --each 5
     cil cil-text cil-text clinc150/5 "$parts" --rate 5e-4 --examples 450 --each 5
     cil cil-text cil-text banking77/7 "$every" --rate 5e-4 --examples 450 --each 5
-    cil cil-text cil-text clinc150/15 "$every" --rate 5e-4 --examples 450 --each 5
+    cil cil-text cil-text clinc150/15,banking77/11 "$every" --rate 5e-4 --examples 450 --each 5 --orders 42
 }
 case "${1:-all}" in
 images | texts) "$1" ;;
