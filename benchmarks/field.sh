@@ -14,7 +14,7 @@ few=()
 run() { # methods, orders, and what else
     local methods="$1" orders="$2"
     shift 2
-    "$plait" bench run "$suite" --methods "$methods" --orders "$orders" --out "benchmarks/results/$suite.json" \
+    "$plait" bench run "$suite" --methods "$methods" --orders "$orders" --out "benchmarks/results/$suite-field.json" \
         --cache "$cache" ${few[@]+"${few[@]}"} "$@"
 }
 free="average,task_arithmetic,ties,model_stock,covariance,iso_c,iso_cts,tsv_m,wudi"

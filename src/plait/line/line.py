@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.checkpoint.layout import open_checkpoint
 from plait.errors import NotRemovable, RefusedInput, UsageError
 from plait.line import algebra, removal, views
 from plait.line.arrival import Handed, arrive, at_hand
@@ -17,24 +16,21 @@ from plait.line.build import (
     Operand,
     Setting,
     StateObjects,
-    check_kept,
     keeps_no_state,
-    mergeable,
     open_version,
     operand,
     stack_of,
     version_digest,
 )
 from plait.line.commit import commit
-from plait.line.data import Tasks, check_retention
-from plait.line.descent import DESCENTS
+from plait.line.data import Tasks
 from plait.line.exporting import export
 from plait.line.member import Allow, Member, check_task, patterns, task_of
-from plait.line.opening import check_described, chosen_compute, driving, open_setting, publish_base, seeded
+from plait.line.opening import open_setting
 from plait.line.points import Asked
 from plait.line.resume import build_or_find
+from plait.line.starting import start
 from plait.methods.base import Weight, check_weight
-from plait.methods.registry import make
 from plait.methods.varied import idle_weight, member_weight
 from plait.store import Store
 
@@ -95,46 +91,25 @@ class Line:
         what the base's config.json describes), where, and in what it computes; cpu and float32 by default.
         Raises UsageError or RefusedInput; nothing is left behind then.
         """
-        chosen = driving(make(method, seeded(method, options, seed)))
-        additive = chosen.facts.family == "additive"
-        if retention not in ("vectors", "statistics", "none"):
-            raise UsageError(f"retention is {retention!r}, expected vectors, statistics or none")
-        check_retention(chosen, retention)
-        if retention == "statistics" and not additive and not keeps_no_state(chosen):
-            raise UsageError(
-                f"retention statistics needs an additive method, {method} is a {chosen.facts.family}; "
-                "use vectors, or none if nothing will ever be removed"
+        return cls(
+            start(
+                Path(path),
+                base,
+                method,
+                options,
+                private=private,
+                retention=retention,
+                seed=seed,
+                keep=keep,
+                snapshots=snapshots,
+                descent=descent,
+                allow_nonfinite=allow_nonfinite,
+                allow_pickle=allow_pickle,
+                network=network,
+                device=device,
+                dtype=dtype,
             )
-        if descent not in DESCENTS:
-            raise UsageError(f"descent is {descent!r}, expected {' or '.join(DESCENTS)}")
-        check_kept(chosen, retention, snapshots)
-        compute = chosen_compute(chosen, network, device, dtype)
-        for name, value, least in (("seed", seed, None), ("keep", keep, 1), ("snapshots", snapshots, 0)):
-            if type(value) is not int or (least is not None and value < least):
-                atleast = "" if least is None else f" of at least {least}"
-                raise UsageError(f"{name} is {value!r}, expected a whole number{atleast}")
-        from plait.engine import size_of
-
-        checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
-        chosen = driving(chosen.over(checkpoint.tensors))
-        check_described(compute, checkpoint)
-        settings = {
-            "method": method,
-            "options": chosen.options(),
-            "private": list(patterns(private)),
-            "retention": retention,
-            "seed": seed,
-            "keep": keep,
-            "snapshots": snapshots,
-            **compute,
-            **({} if descent == "any" else {"descent": descent}),
-            "state_bytes": 0
-            if keeps_no_state(chosen)
-            else size_of(chosen, mergeable(checkpoint, patterns(private))),
-        }
-        name = Path(base).resolve().name
-        notes = chosen.idle({name: ref.shape for name, ref in checkpoint.tensors.items()})
-        return cls(publish_base(Path(path), checkpoint, name, settings, allow_nonfinite, notes))
+        )
 
     @classmethod
     def open(cls, path: str | Path) -> Line:
