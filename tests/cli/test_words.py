@@ -226,6 +226,10 @@ def test_dashes_alone_make_no_word_near() -> None:
     assert nearest("-seed", ["--from", "--seed"]) == "; did you mean --seed?"
 
 
+def test_a_beginning_is_nearest_to_what_it_begins() -> None:
+    assert nearest("--conv", ["--common", "--convolutions"]) == "; did you mean --convolutions?"
+
+
 def test_no_words_list_the_verbs(plait: Plait) -> None:
     done = plait()
     assert done.code == 2

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plait import Line
+from plait.errors import RefusedInput
 from plait.problem.base import Network
 from plait.problem.network import module_network
 from tests.evaluation.world import (
@@ -63,6 +64,53 @@ def merged(world: Path, name: str, network: str, folders: str, **options: Any) -
         assert side["moment/mix.weight"].shape == (len(LETTERS), len(LETTERS))
     line.export(world / f"{name}.out")
     return load_file(world / f"{name}.out" / "model.safetensors")
+
+
+class Grouped(torch.nn.Module):
+    """Two groups of channels, and a layer whose weight is not what it multiplies with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.nn.Conv2d(4, WIDTH, (2, 1), groups=2)
+        self.odd = Doubled(WIDTH, WIDTH, 1)
+
+    def forward(self, counts: Tensor) -> Tensor:
+        found: Tensor = self.odd(self.mix(counts[:, :8].view(-1, 4, 2, 1))).flatten(1)
+        return found
+
+
+class Doubled(torch.nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def grouped(folder: str | None, device: Any, dtype: Any) -> Network:
+    return module_network(
+        Grouped(), encode=count, features=lambda module, batch: module(batch), device=device, dtype=dtype
+    )
+
+
+def test_layers_without_moments_are_told_and_can_be_left_out(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base = Grouped().state_dict()
+    write_folder(tmp_path / "base", base)
+    moved = {name: tensor + 0.1 * torch.randn(tensor.shape) for name, tensor in base.items()}
+    write_folder(tmp_path / "a", {**moved, "classifier.weight": torch.randn(3, WIDTH)})
+    write_tasks(tmp_path, "a", STORED, a={"splits": SPLITS})
+    how: dict[str, Any] = {
+        "network": "python:tests.line.test_convolutions:grouped",
+        "private": "classifier.*",
+    }
+    line = Line.create(tmp_path / "line", tmp_path / "base", "regmean", convolutions=True, **how)
+    with pytest.raises(
+        RefusedInput, match=r"odd\.weight \(Doubled\) does not put out .* option `tables` of a line"
+    ):
+        line.merge(tmp_path / "a", "a", tasks=tmp_path / "tasks.yaml")
+    line = Line.create(
+        tmp_path / "left", tmp_path / "base", "regmean", convolutions=True, tables="^odd", **how
+    )
+    told = line.merge(tmp_path / "a", "a", tasks=tmp_path / "tasks.yaml")
+    assert "averaged, for want of second moments: 1 weight whose channels form groups" in told["notes"]
 
 
 @pytest.mark.parametrize("convolutions", [True, False])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from plait import Line, merge_files, merge_state_dicts
-from plait.errors import RefusedInput
+from plait.errors import RefusedInput, UsageError
 from tests.line.models import base_tensors, expert_tensors, write_file
 
 
@@ -62,3 +62,21 @@ def test_files_memory_and_line_agree(world: Path) -> None:
     average = merge_state_dicts(base, experts, "average")
     assert torch.equal(merged["embeddings.weight"], average["embeddings.weight"])
     assert not torch.equal(merged["layer.1.dense.weight"], average["layer.1.dense.weight"])
+
+
+def test_moments_that_nobody_has_are_asked_for(world: Path) -> None:
+    files = [world / f"{task}.safetensors" for task in "ab"]
+    with pytest.raises(
+        UsageError, match=r"regmean takes second moments .* it would be the average; make a line"
+    ):
+        merge_files(world / "base.safetensors", files, world / "out", "regmean")
+    assert not (world / "out").exists()
+    base = base_tensors()
+    experts = [expert_tensors(base, n) for n in range(2)]
+    none: list[dict[str, torch.Tensor]] = [{}, {}]
+    for sides in (None, none):
+        with pytest.raises(UsageError, match=r"regmean takes second moments .* hand them in as `sides`"):
+            merge_state_dicts(base, experts, "regmean", sides=sides)
+    average = merge_state_dicts(base, experts, "average")
+    found = merge_state_dicts(base, experts, "regmean", widest=0)  # it takes none then
+    assert all(torch.equal(found[n], average[n]) for n in base)

@@ -66,13 +66,61 @@ def test_a_name_keeps_a_kernel_out() -> None:
 
 
 def test_kernels_that_are_no_matrices_are_told() -> None:
-    shapes = {"k": (4, 3, 2, 2), "deep": (4, 1, 3, 3), "w": (4, 3), "embed.k": (4, 3, 2, 2)}
+    shapes = {
+        "k": (4, 3, 2, 2),
+        "deep": (4, 1, 3, 3),
+        "w": (4, 3),
+        "embed.k": (4, 3, 2, 2),
+        "none": (0, 3, 2, 2),
+    }
     for method in (make("covariance"), make("iso_c", {"scale": "w:0.5; 1"})):
         assert method.idle(shapes) == [
-            "1 kernels of convolutions are not merged as matrices; convolutions=true does so"
+            "2 kernels of convolutions are not merged as matrices; convolutions=true does so"
         ]
     assert make("covariance", {"convolutions": True}).idle(shapes) == []
     assert make("opcm", {"convolutions": True}).idle({"w": (4, 3), "deep": (4, 1, 3, 3)}) == [
-        "convolutions: no tensor is a kernel of a convolution"
+        "convolutions: there is no kernel that is merged as a matrix"
     ]
     assert make("average").idle(shapes) == []
+    one = make("covariance", {"tables": "^k"})
+    assert one.idle(shapes) == [
+        "1 kernel of a convolution is not merged as a matrix; convolutions=true does so"
+    ]
+    assert make("covariance", {"convolutions": True, "tables": "k"}).idle(shapes) == [
+        "convolutions: there is no kernel that is merged as a matrix"
+    ]
+
+
+def test_matrices_that_are_too_wide_are_told() -> None:
+    shapes = {"k": (4, 3, 2, 2), "w": (4, 3), "wide": (2, 13), "embed": (100, 13)}
+    few = make("covariance", {"widest": 10})
+    assert few.idle({"w": (4, 3)}) == []
+    assert few.idle({"wide": (2, 13), "embed": (100, 13)}) == []  # the other side is short enough
+    assert make("regmean", {"widest": 10, "convolutions": True}).idle(shapes) == [
+        "convolutions: there is no kernel that is merged as a matrix",
+        "2 matrices are wider than widest=10 and averaged",
+    ]
+    assert make("regmean", {"widest": 0}).idle(shapes) == []
+
+
+@pytest.mark.parametrize("name", ["iso_c", "opcm"])
+def test_the_tables_that_come_by_default_are_no_kernels(name: str) -> None:
+    """The convolution that embeds the patches of an image, in a vision transformer."""
+    base, experts = drawn(2, shapes={"patch_embed.proj.weight": (8, 3, 4, 4), "embed.weight": (9, 8)})
+    flattened = drawn(2, shapes={"proj.weight": (8, 48), "embed.weight": (9, 8)})
+    got = apply(make(name, {"convolutions": True}), base, experts)
+    want = apply(make(name), flattened[0], flattened[1])
+    assert torch.equal(got["patch_embed.proj.weight"].flatten(1), want["proj.weight"])
+    assert torch.equal(got["embed.weight"], want["embed.weight"])
+    kept = apply(make(name, {"convolutions": True, "tables": "^patch|^embed"}), base, experts)
+    plain = apply(make(name), base, experts)
+    assert torch.equal(kept["patch_embed.proj.weight"], plain["patch_embed.proj.weight"])
+
+
+def test_tsv_m_averages_narrow_matrices_by_weight() -> None:
+    base, experts = drawn(3, shapes={"w": (2, 9), "b": (9,)})
+    weights = [1.0, 2.0, 0.5]
+    got = apply(make("tsv_m"), base, experts, weights)
+    for name, tensor in base.items():
+        moved = sum((w * (e[name] - tensor) for w, e in zip(weights, experts, strict=True)), torch.zeros(()))
+        assert torch.allclose(got[name] - tensor, moved / 3.5, rtol=1e-12, atol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,10 @@ def nearest(a: Array) -> Array:
     return made
 
 
-def tsv_m(taus: list[Array]) -> Array:
+def tsv_m(taus: list[Array], weight: float | None = None) -> Array:
     k = min(taus[0].shape) // len(taus)
     if k == 0:
-        return np.asarray(np.mean(taus, axis=0))
+        return np.asarray(np.sum(taus, axis=0) / (weight or len(taus)))
     found = [triplets(tau) for tau in taus]
     u = np.concatenate([f[0][:, :k] for f in found], axis=1)
     s = np.concatenate([f[1][:k] for f in found])
@@ -92,7 +93,8 @@ def judge(name: str, base: Model, experts: list[Model], weights: list[float], sc
     out = {}
     for n, start in base.items():
         taus = [w * (e[n] - start).numpy() for w, e in zip(weights, experts, strict=True)]
-        update = ORACLES[name](taus) if n in MATRICES else np.sum(taus, axis=0) / sum(weights)
+        oracle = partial(tsv_m, weight=sum(weights)) if name == "tsv_m" else ORACLES[name]
+        update = oracle(taus) if n in MATRICES else np.sum(taus, axis=0) / sum(weights)
         out[n] = start + scale * torch.from_numpy(update)
     return out
 

@@ -384,6 +384,31 @@ def test_a_convolution_is_its_kernel_times_patches(words: dict[str, Any]) -> Non
     kernel = layer.weight.detach().view(len(rows), -1, rows.shape[-1])
     expected = layer(x).detach().permute(0, 2, 3, 1)
     close((rows @ kernel.mT).transpose(0, 1).reshape(expected.shape), expected)
+    assert torch.equal(patches(layer, (x[1],)), patches(layer, (x[1:],)))
+
+
+def test_a_convolution_may_be_run_on_one_example_without_its_axis() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fold = nn.Conv2d(2, 3, 2, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.fold(one) for one in x]).flatten(1)
+
+    class Batch(Single):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.fold(x).flatten(1)
+            return found
+
+    inputs = torch.randn(5, 2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for kind in (Single, Batch):
+        network = Toy(kind)
+        objective = Objective(network, None, Examples(inputs, None, ""))
+        found.append(second_moments(objective, draw(network, 1), convolutions=True)["net.fold.weight"])
+    assert found[0].count == found[1].count == 5 * 3 * 2
+    close(found[0].matrix, found[1].matrix)
 
 
 def test_convolutions_that_pad_in_their_own_way() -> None:

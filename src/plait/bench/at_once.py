@@ -119,7 +119,7 @@ def _sides(
     from plait.methods.base import Where
     from plait.methods.pieces import whole
     from plait.methods.registry import make
-    from plait.problem.moments import second_moments
+    from plait.problem.moments import each_second_moment
 
     world = world_of(setup)
     method = make(name, dict(options))
@@ -135,7 +135,9 @@ def _sides(
         found = objective.fisher(own, [n for n, shape in asked.items() if shape is not None])
         return {f"{kind}/{n}": tensor.float() for n, tensor in found.items()}
     kernels = any(shape and len(own[n].shape) == 4 for n, shape in asked.items())
-    moments = second_moments(objective, own, convolutions=kernels)
+    wanted = [n for n, shape in asked.items() if shape]
+    made = each_second_moment(objective, own, wanted, convolutions=kernels, at_once=None, strict=False)
+    moments = {moment.name: moment for moment in made}
     return {
         f"{kind}/{n}": (moments[n].matrix / moments[n].count).float()
         for n, shape in asked.items()

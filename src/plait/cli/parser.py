@@ -173,5 +173,6 @@ def nearest(word: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     bare = {name.lstrip("-"): name for name in known}  # flags have their dashes in common
-    close = get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
+    begun = [name for name in bare if len(word.lstrip("-")) > 2 and name.startswith(word.lstrip("-"))]
+    close = begun if len(begun) == 1 else get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     return f"; did you mean {bare[close[0]]}?" if close else ""

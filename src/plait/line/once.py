@@ -62,6 +62,10 @@ def merge_state_dicts(
     chosen = make(method, options)
     chosen = chosen.over(base)
     shares = _weights(weights, len(experts), chosen, base)
+    if experts and not any(sides or ()):
+        refuse_without_moments(
+            chosen, ((n, tuple(t.shape)) for n, t in base.items()), "hand them in as `sides`"
+        )
     if sides is not None and len(sides) != len(experts):
         raise UsageError(f"{len(sides)} mappings of sides for {len(experts)} experts; give one for each")
     if not isinstance(chosen, TensorMethod):  # it sees the whole model, second names included
@@ -75,6 +79,19 @@ def merge_state_dicts(
         chosen, without(base, tied, "base"), others, shares, problem=problem, seeds=seeds, sides=sides
     )
     return {name: merged[tied[name]].clone() if name in tied else merged[name] for name in base}
+
+
+def refuse_without_moments(
+    method: Method, tensors: Iterable[tuple[str, tuple[int, ...]]], instead: str
+) -> None:
+    """UsageError where a method that takes second moments would average all that it takes them for."""
+    if not isinstance(method, TensorMethod) or method.wants != "moments":
+        return
+    if any(method.sides(shape, name, "F32") for name, shape in tensors):
+        raise UsageError(
+            f"method {method.name} takes second moments of the members' inputs, and there are none, so that it would "
+            f"be the average; {instead}"
+        )
 
 
 def state_dict_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -137,6 +154,8 @@ def merge_files(
     opened = open_checkpoint(base, allow_pickle=allow_pickle)
     chosen = chosen.over(opened.tensors)
     shares = _weights(weights, len(experts), chosen, opened.tensors)
+    asked = ((name, ref.shape) for name, ref in mergeable(opened, patterns(private)).items())
+    refuse_without_moments(chosen, asked, "make a line (plait init) and hand in --tasks with each merge")
     others = [open_checkpoint(path, allow_pickle=allow_pickle) for path in experts]
     found = [account(opened, other, patterns(private)) for other in others]
     settings = engine_settings(workers, chunk, allow_nonfinite)
@@ -168,7 +187,7 @@ def merge_files(
         "counts": dict(folded.counts),
         "notes": [
             *overflow(folded.overflowed),
-            *chosen.idle({n: r.shape for n, r in opened.tensors.items()}),
+            *chosen.idle({n: r.shape for n, r in mergeable(opened, patterns(private)).items()}),
         ],
         "version": root,
         "seconds": round(time.monotonic() - began, 3),

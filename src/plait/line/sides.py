@@ -14,6 +14,7 @@ them up takes the very same numbers away again. Weights that lie as (in, out), a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -28,6 +29,7 @@ from plait.line.problem import networks_of, objective_of
 from plait.methods.base import TensorMethod
 from plait.tensors import Tensor, torch
 from plait.types import TensorRef
+from plait.words import plural
 
 if TYPE_CHECKING:
     from plait.problem.base import Task
@@ -82,31 +84,40 @@ def _asked(setting: Setting, kind: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
+TURNED, GROUPED = "stored as (in, out)", "whose channels form groups"
+"""Weights that have no second moments, as their note says."""
+
+
 def _moments(
     objective: Objective, weights: Mapping[str, Tensor], asked: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, Tensor | None]]:
-    """Weight name -> mean of x x^T; None for one that lies the other way round."""
+) -> Iterator[tuple[str, Tensor | str]]:
+    """Weight name -> mean of x x^T, or why there is none."""
     from plait.problem.moments import each_second_moment
 
     kernels = any(len(weights[name].shape) == 4 for name in asked)
-    shapes = [weights[n].shape for n in objective.network.names if n in weights]
-    widest = max((prod(s[1:]) for s in shapes if len(s) == 2 or (kernels and len(s) == 4)), default=1)
+    widest = max((prod(weights[name].shape[1:]) for name in asked), default=1)
     at_once = max(1, ROOM // (8 * widest**2))
-    for moment in each_second_moment(objective, weights, convolutions=kernels, at_once=at_once):
-        if asked.get(moment.name) == tuple(moment.matrix.shape) or moment.inputs_first:
-            yield moment.name, None if moment.inputs_first else moment.matrix / moment.count
+    for moment in each_second_moment(
+        objective, weights, asked, convolutions=kernels, at_once=at_once, strict=False
+    ):
+        if moment.inputs_first:
+            yield moment.name, TURNED
+        elif moment.matrix.dim() == 3:
+            yield moment.name, GROUPED
+        elif asked[moment.name] == tuple(moment.matrix.shape):
+            yield moment.name, moment.matrix / moment.count
 
 
-def _write(file: Path, kind: str, found: Iterator[tuple[str, Tensor | None]]) -> tuple[str, ...]:
+def _write(file: Path, kind: str, found: Iterator[tuple[str, Tensor | str]]) -> tuple[str, ...]:
     """Write tensors in the order of their names. They come one after the other, and are laid down beside `file` until
-    all names are known: the header comes first."""
-    turned = 0
+    all names are known: the header comes first. Returns notes on those that there are none of."""
+    lacking: Counter[str] = Counter()
     places: dict[str, tuple[tuple[int, ...], int]] = {}
     spill = file.with_name(f"{file.name}.spill")
     with spill.open("wb") as handle:
         for name, tensor in found:
-            if tensor is None:
-                turned += 1
+            if isinstance(tensor, str):
+                lacking[tensor] += 1
                 continue
             places[name] = (tuple(tensor.shape), handle.tell())
             handle.write(_bytes(tensor))
@@ -116,9 +127,10 @@ def _write(file: Path, kind: str, found: Iterator[tuple[str, Tensor | None]]) ->
             handle.seek(place)
             writer.write(f"{kind}/{name}", 0, handle.read(writer.places[f"{kind}/{name}"].nbytes))
     spill.unlink()
-    if not turned:
-        return ()
-    return (f"{turned} weights lie as (in, out); they have no second moments and are averaged",)
+    return tuple(
+        f"averaged, for want of second moments: {plural(count, 'weight')} {which}"
+        for which, count in lacking.items()
+    )
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -76,7 +76,7 @@ def start(
         **({} if descent == "any" else {"descent": descent}),
         "state_bytes": 0 if keeps_no_state(chosen) else size_of(chosen, mergeable(checkpoint, own)),
     }
-    notes = chosen.idle({name: ref.shape for name, ref in checkpoint.tensors.items()})
+    notes = chosen.idle({name: ref.shape for name, ref in mergeable(checkpoint, own).items()})
     return publish_base(path, checkpoint, Path(base).resolve().name, settings, allow_nonfinite, notes)
 
 
@@ -128,8 +128,8 @@ def check_described(compute: Mapping[str, Any], base: Checkpoint) -> None:
     """RefusedInput where a network must run and nothing says which. compute: what `chosen_compute` returned."""
     if compute and compute["compute"]["network"] is None and base.config is None:
         raise RefusedInput(
-            f"{base.path}: has no config.json, which says what network it is, and the method looks at data; put it "
-            "there, or name the network as python:module:function (--network)"
+            f"{base.path}: has no config.json, which says what network it is, and the method looks at data; "
+            "hand in a folder that has one, or name the network as python:module:function (--network)"
         )
 
 

@@ -33,7 +33,8 @@ class Covariance(SecondOrder):
     flatten: 0 leaves the singular values of a matrix's update as they are, 1 sets them to their mean (Marczak et al.
         2025, Iso-C, arXiv 2502.04959).
     side: "in" as above; "out" from the left, C_i = tau_i tau_i^T; "smaller": the shorter side, for less state.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.

@@ -30,7 +30,8 @@ class Dop(MatrixFold):
     alpha: 1 counts the model so far alone, 0 the new expert alone.
     decay: 1 keeps a at `alpha`, 0 takes c at every step.
     steps, rate: 0 of either gives (O + tau) / 2.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out). No result depends on it: both sides of a

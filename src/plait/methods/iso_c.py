@@ -23,7 +23,8 @@ class IsoC(OfMatrices, SumOfTaskVectors):
     is taken out by subtraction.
 
     scale: 0 gives the base.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, Where
+from plait.methods.base import Facts, Outlook, Where
 from plait.methods.ranges import share
 from plait.methods.rebuilt import Rebuilt, Taus
 from plait.methods.tables import finds, pattern
@@ -22,12 +22,14 @@ class IsoCts(Rebuilt):
         of sum_i w_i tau_i, the min(out, in) - N s leading ones, U_c those on the left
         of w_i tau_i - U_c U_c^T w_i tau_i, the s leading ones, for each of N members
 
-    with s = (1 - common) min(out, in) / N, rounded (halves to the even number), and P(X) = X (X^T X)^(-1/2) the
-    nearest matrix with orthonormal columns. All other tensors are averaged, times `scale`.
+    with s = (min(out, in) - c) / N, rounded (halves to the even number), c = common * min(out, in), rounded down, and
+    P(X) = X (X^T X)^(-1/2) the nearest matrix with orthonormal columns. All other tensors are averaged, times
+    `scale`.
 
     scale: 0 gives the base.
     common: share of the directions that are those of the sum; 1 takes no other, which is `iso_c`.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
@@ -58,7 +60,8 @@ class IsoCts(Rebuilt):
     def flipped(self, name: str) -> bool:
         return finds(self.inputs_first, name)
 
-    def combine(self, taus: Taus, count: int, where: Where) -> Tensor:
+    def combine(self, taus: Taus, outlook: Outlook, where: Where) -> Tensor:
+        count = outlook.count
         size = min(where.shape)
         own = min(round((size - int(size * self.common)) / count), size // count)
         total = sum(taus(), torch.zeros((), dtype=torch.float64))

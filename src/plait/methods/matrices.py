@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 
 from plait.methods.base import Grain, TensorMethod
 from plait.methods.ranges import truth
 from plait.methods.tables import TABLES, finds, pattern
+from plait.words import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,36 +23,32 @@ class OfMatrices(TensorMethod):
         pattern("tables", self.tables)
         truth("convolutions", self.convolutions)
 
-    def matrix(self, shape: tuple[int, ...], name: str) -> tuple[int, int] | None:
+    def matrix(self, shape: Sequence[int], name: str) -> tuple[int, int] | None:
         """The shape of the matrix that a tensor is; None for a look-up table and for what is no matrix.
 
         With `convolutions` a kernel (out, in, height, width) is the matrix (out, in * height * width), by which a 2-D
         convolution multiplies each patch of its input. One with a single input channel is none: in a depthwise
-        convolution, which has such kernels, every row sees another input.
+        convolution, which has such kernels, every row sees another input. A kernel is no look-up table unless
+        `tables` was chosen: the default also finds the convolution that embeds the patches of an image.
         """
-        if finds(self.tables, name):
-            return None
         if len(shape) == 2:
-            return shape[0], shape[1]
-        if self.convolutions and _is_kernel(shape):
-            return shape[0], prod(shape[1:])
-        return None
+            return None if finds(self.tables, name) else (shape[0], shape[1])
+        if not self.convolutions or len(shape) != 4 or shape[1] < 2:
+            return None
+        named = self.tables != TABLES and finds(self.tables, name)
+        return None if named else (shape[0], shape[1] * shape[2] * shape[3])
 
     def idle(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        kernels = [
-            name for name, shape in shapes.items() if _is_kernel(shape) and not finds(self.tables, name)
+        able = replace(self, convolutions=True)
+        kernels = [name for name, s in shapes.items() if len(s) == 4 and 0 not in s and able.matrix(s, name)]
+        if self.convolutions:
+            return [] if kernels else ["convolutions: there is no kernel that is merged as a matrix"]
+        if not kernels:
+            return []
+        told = plural(len(kernels), "kernel of a convolution is", "kernels of convolutions are")
+        return [
+            f"{told} not merged as {'a matrix' if len(kernels) == 1 else 'matrices'}; convolutions=true does so"
         ]
-        if kernels and not self.convolutions:
-            return [
-                f"{len(kernels)} kernels of convolutions are not merged as matrices; convolutions=true does so"
-            ]
-        if self.convolutions and not kernels:
-            return ["convolutions: no tensor is a kernel of a convolution"]
-        return []
 
     def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
         return "matrix" if self.matrix(shape, name) else super().grain(shape, name)
-
-
-def _is_kernel(shape: Sequence[int]) -> bool:
-    return len(shape) == 4 and shape[1] > 1

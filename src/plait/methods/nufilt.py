@@ -42,7 +42,8 @@ class Nufilt(MatrixFold):
         vectors of 768 inputs (`benchmarks/sketch.py`): 0.5 to 0.85 of the time, directions that miss up to
         0.6 % of the squared values that V holds, and an update that is off by 13 to 46 % of its norm, because values
         near the cut are nearly equal. That is another model, so it is false by default.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.

@@ -33,9 +33,9 @@ class Rebuilt(OfMatrices):
         super().check()
         finite("scale", self.scale)
 
-    def combine(self, taus: Taus, count: int, where: Where) -> Tensor:
-        """The update M, (m, n), of at least one task vector that is not 0. count: of all members, those with a task
-        vector of 0 among them. where: its shape is that of the matrix, not transposed."""
+    def combine(self, taus: Taus, outlook: Outlook, where: Where) -> Tensor:
+        """The update M, (m, n), of at least one task vector that is not 0. outlook: of all members, those with a
+        task vector of 0 among them. where: its shape is that of the matrix, not transposed."""
         raise NotImplementedError
 
     def flipped(self, name: str) -> bool:
@@ -72,7 +72,7 @@ class Rebuilt(OfMatrices):
 
         if next(taus(), None) is None:
             return Exact.of(torch.zeros(where.count, dtype=torch.float64))
-        made = self.combine(taus, outlook.count, replace(where, shape=shape)).double()
+        made = self.combine(taus, outlook, replace(where, shape=shape)).double()
         return Exact.of((made.T if flip else made).reshape(-1) * self.scale)
 
 

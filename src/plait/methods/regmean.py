@@ -28,7 +28,8 @@ class RegMean(SecondOrder):
     scale: 0 gives the base. shrink: 0 weighs each input by its mean square alone, 1 is least squares.
     ridge: 0 is the plain solution, by the pseudo-inverse; a large one turns the update of matrices off.
     flatten: 0 leaves the singular values of a matrix's update as they are, 1 sets them to their mean.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.

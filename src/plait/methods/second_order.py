@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import frexp
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import frexp, prod
 from typing import ClassVar
 
 from plait.methods.base import Outlook, Part, Slot, State, Where
@@ -17,6 +18,7 @@ from plait.tensors.products import Sliced, bits_for, sliced
 from plait.tensors.real import largest
 from plait.tensors.solve import right_divide
 from plait.tensors.spectral import spectrum
+from plait.words import plural
 
 SHORT, FULL = 26, 44
 """Bits that are kept of an addend below its largest magnitude: for 16-bit bases, and for others."""
@@ -72,7 +74,19 @@ class SecondOrder(OfMatrices, Sparsified):
         """The axis of a matrix that its inputs are multiplied with."""
         return 0 if finds(self.inputs_first, name) else 1
 
-    def matrix(self, shape: tuple[int, ...], name: str) -> tuple[int, int] | None:
+    def idle(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        free = replace(self, widest=max(map(prod, shapes.values()), default=0))
+        lost = [
+            name
+            for name, s in shapes.items()
+            if 0 not in s and free.matrix(s, name) and not self.matrix(s, name)
+        ]
+        told = (
+            f"{plural(len(lost), 'matrix is', 'matrices are')} wider than widest={self.widest} and averaged"
+        )
+        return [*super().idle(shapes), *([told] if lost and self.widest else [])]
+
+    def matrix(self, shape: Sequence[int], name: str) -> tuple[int, int] | None:
         found = super().matrix(shape, name)
         fits = found is not None and any(found[axis] <= self.widest for axis in self.axes(found, name))
         return found if fits else None

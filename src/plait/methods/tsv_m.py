@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, MemberFacts, Where
+from plait.methods.base import Facts, MemberFacts, Outlook, Where
 from plait.methods.ranges import truth
 from plait.methods.rebuilt import Rebuilt, Taus
 from plait.tensors import Tensor, torch
@@ -28,7 +28,8 @@ class TsvM(Rebuilt):
     would keep nothing.
 
     scale: 0 gives the base.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
 
@@ -59,10 +60,10 @@ class TsvM(Rebuilt):
         super().check()
         truth("sketch", self.sketch)
 
-    def combine(self, taus: Taus, count: int, where: Where) -> Tensor:
-        rank = min(where.shape) // count
+    def combine(self, taus: Taus, outlook: Outlook, where: Where) -> Tensor:
+        rank = min(where.shape) // outlook.count
         if not rank:
-            return sum(taus(), torch.zeros(where.shape, dtype=torch.float64)) / count
+            return sum(taus(), torch.zeros(where.shape, dtype=torch.float64)) / outlook.weight
         left, values, right = [], [], []
         for tau in taus():
             found = leading(tau, rank) if self.sketch else spectrum(tau)

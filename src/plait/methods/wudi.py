@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plait.methods.base import Facts, MemberFacts, Where
+from plait.methods.base import Facts, MemberFacts, Outlook, Where
 from plait.methods.ranges import at_least, finite
 from plait.methods.rebuilt import Rebuilt, Taus
 from plait.methods.tables import finds, pattern
@@ -29,7 +29,8 @@ class Wudi(Rebuilt):
 
     scale: 0 gives the base.
     steps, rate: 0 of either leaves the sum of the task vectors. No element moves further than about steps * rate.
-    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none.
+    tables: regular expression; a tensor whose name it finds is a look-up table and is averaged. "" finds none. The
+        default finds no kernels of convolutions.
     convolutions: true takes kernels (out, in, height, width) as matrices (out, in * height * width), but for those
         with one input channel, as of depthwise convolutions; false averages all of them.
     inputs_first: regular expression of matrices that are stored (in, out), as those of GPT-2. "" finds none.
@@ -63,7 +64,7 @@ class Wudi(Rebuilt):
     def flipped(self, name: str) -> bool:
         return finds(self.inputs_first, name)
 
-    def combine(self, taus: Taus, count: int, where: Where) -> Tensor:
+    def combine(self, taus: Taus, outlook: Outlook, where: Where) -> Tensor:
         total, gram, pull, found = _sums(taus)
         if found == 1 or not self.steps:
             return total

@@ -63,13 +63,17 @@ def each_second_moment(
     *,
     convolutions: bool = False,
     at_once: int | None = 1,
+    strict: bool = True,
 ) -> Iterator[Moment]:
     """The same, one after the other: a pass over the examples for every `at_once` layers, so that no more matrices
-    than that are in memory; None takes all in one pass."""
+    than that are in memory; None takes all in one pass. strict: false leaves out what of `names` has no moment, where
+    true refuses it."""
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once is {at_once}, expected at least 1")
     layers = _layers(objective.network, convolutions)
     wanted = list(layers) if names is None else list(names)
+    if not strict:
+        wanted = [name for name in wanted if name in layers]
     for name in wanted:
         if name not in layers:
             raise UsageError(f"{name} is not the weight of a layer that moments are made for")
@@ -77,7 +81,7 @@ def each_second_moment(
     for first in range(0, len(wanted), step):
         some = wanted[first : first + step]
         made = list(_pass(objective, weights, {name: layers[name] for name in some}))
-        if names is not None and len(made) < len(some):
+        if strict and names is not None and len(made) < len(some):
             unused = sorted(set(some) - {moment.name for moment in made})
             raise RefusedInput(
                 f"the layer of {unused[0]} was not run by the network; leave it out of `names`"
@@ -167,14 +171,14 @@ class _Gatherer:
         matrix = weight.reshape(groups, -1, rows.shape[-1])
         expected = (rows @ matrix.mT).transpose(0, 1).flatten(1)
         expected = expected if bias is None else expected + bias
-        found = made.movedim(1, -1) if isinstance(module, torch.nn.Conv2d) else made
+        found = made.movedim(-3, -1) if isinstance(module, torch.nn.Conv2d) else made
         slack = min(0.1, 100 * torch.finfo(made.dtype).eps * rows.shape[-1] ** 0.5)
         if found.numel() != expected.numel() or not torch.allclose(
             found.reshape(expected.shape), expected, rtol=slack, atol=slack * float(expected.abs().max())
         ):
             raise RefusedInput(
                 f"the layer of {self.name} ({type(module).__name__}) does not put out its weight times its input; "
-                "leave it out of `names`"
+                "leave it out, of `names` here or by the option `tables` of a line's method"
             )
 
 

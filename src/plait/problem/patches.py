@@ -25,7 +25,8 @@ def patches(module: torch.nn.Conv2d, inputs: Sequence[Any]) -> Tensor:
             f"a layer {type(module).__name__} makes {len(watch.calls)} convolutions, expected 1; leave it out"
         )
     call = watch.calls[0]
-    wide = torch.nn.functional.pad(call.input, _border(call.padding, module.kernel_size, call.dilation))
+    given = call.input if call.input.dim() == 4 else call.input[None]  # a single example without its axis
+    wide = torch.nn.functional.pad(given, _border(call.padding, module.kernel_size, call.dilation))
     cut = torch.nn.functional.unfold(wide, module.kernel_size, dilation=call.dilation, stride=call.stride)
     rows, _, places = cut.shape
     cut = cut.view(rows, call.groups, -1, places)
