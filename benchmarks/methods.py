@@ -27,6 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 WHEN = (
     ("checkpoints alone; accuracy counts most", "covariance"),
     ("checkpoints alone; a merge must be cheap", "task_arithmetic"),
+    ("checkpoints alone, all of them kept; the model may be made anew at each change", "tsv_m"),
     ("checkpoints alone; single weights are pulled in opposite directions", "ties"),
     ("checkpoints alone; nothing may be tuned", "average"),
     ("checkpoints alone; one value an element may be kept beside the members", "magmax"),
@@ -36,7 +37,8 @@ WHEN = (
     ("labelled examples of the new task", "fisher"),
     ("labelled examples of all tasks, and time for gradients", "ode_m samples=128 target=merged"),
 )
-"""What is at hand, and the row of the suite text8 that stands for the method to take then."""
+"""What is at hand, and the row of the suite text8 that stands for the method to take then; text8-field has the methods
+that text8 lacks."""
 
 
 def found(name: str) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def shown(name: str, value: Any) -> str:
 
 def choosing() -> list[str]:
     suite = found("text8")
-    ranked = {row["method"]: row for row in summary(suite)}
+    ranked = {row["method"]: row for name in ("text8-field", "text8") for row in summary(found(name))}
     rows = [["at hand", "method", "ACC", "of the experts'", "CPU s a merge", "kept MB"]]
     rows += [[when, *figures(ranked[name])] for when, name in sorted(WHEN, key=lambda w: -acc(ranked[w[1]]))]
     ends = [100 * mean_of(suite["rows"][who]) for who in ("base", "experts")]
