@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from plait.methods.base import Grain, TensorMethod
 from plait.methods.ranges import truth
 from plait.methods.tables import TABLES, finds, pattern
-from plait.words import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +44,8 @@ class OfMatrices(TensorMethod):
             return [] if kernels else ["convolutions: there is no kernel that is merged as a matrix"]
         if not kernels:
             return []
-        told = plural(len(kernels), "kernel of a convolution is", "kernels of convolutions are")
         return [
-            f"{told} not merged as {'a matrix' if len(kernels) == 1 else 'matrices'}; convolutions=true does so"
+            f"kernels of convolutions that are not merged as matrices: {len(kernels)}; convolutions=true does so"
         ]
 
     def grain(self, shape: tuple[int, ...], name: str = "") -> Grain:
