@@ -37,7 +37,7 @@ WHEN = (
     ("labelled examples of the new task", "fisher"),
     ("labelled examples of all tasks, and time for gradients", "ode_m samples=128 target=merged"),
 )
-"""What is at hand, and the row of the suite text8 that stands for the method to take then; text8-field has the methods
+"""What is at hand, and the row of the suite text8 that stands for the method to take then; text8-field has methods
 that text8 lacks."""
 
 

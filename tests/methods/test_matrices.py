@@ -75,7 +75,7 @@ def test_kernels_that_are_no_matrices_are_told() -> None:
     }
     for method in (make("covariance"), make("iso_c", {"scale": "w:0.5; 1"})):
         assert method.idle(shapes) == [
-            "2 kernels of convolutions are not merged as matrices; convolutions=true does so"
+            "kernels of convolutions that are not merged as matrices: 2; convolutions=true does so"
         ]
     assert make("covariance", {"convolutions": True}).idle(shapes) == []
     assert make("opcm", {"convolutions": True}).idle({"w": (4, 3), "deep": (4, 1, 3, 3)}) == [
@@ -84,7 +84,7 @@ def test_kernels_that_are_no_matrices_are_told() -> None:
     assert make("average").idle(shapes) == []
     one = make("covariance", {"tables": "^k"})
     assert one.idle(shapes) == [
-        "1 kernel of a convolution is not merged as a matrix; convolutions=true does so"
+        "kernels of convolutions that are not merged as matrices: 1; convolutions=true does so"
     ]
     assert make("covariance", {"convolutions": True, "tables": "k"}).idle(shapes) == [
         "convolutions: there is no kernel that is merged as a matrix"
@@ -98,7 +98,7 @@ def test_matrices_that_are_too_wide_are_told() -> None:
     assert few.idle({"wide": (2, 13), "embed": (100, 13)}) == []  # the other side is short enough
     assert make("regmean", {"widest": 10, "convolutions": True}).idle(shapes) == [
         "convolutions: there is no kernel that is merged as a matrix",
-        "2 matrices are wider than widest=10 and averaged",
+        "matrices wider than widest=10, which are averaged: 2",
     ]
     assert make("regmean", {"widest": 0}).idle(shapes) == []
 

@@ -18,7 +18,6 @@ from plait.tensors.products import Sliced, bits_for, sliced
 from plait.tensors.real import largest
 from plait.tensors.solve import right_divide
 from plait.tensors.spectral import spectrum
-from plait.words import plural
 
 SHORT, FULL = 26, 44
 """Bits that are kept of an addend below its largest magnitude: for 16-bit bases, and for others."""
@@ -81,9 +80,7 @@ class SecondOrder(OfMatrices, Sparsified):
             for name, s in shapes.items()
             if 0 not in s and free.matrix(s, name) and not self.matrix(s, name)
         ]
-        told = (
-            f"{plural(len(lost), 'matrix is', 'matrices are')} wider than widest={self.widest} and averaged"
-        )
+        told = f"matrices wider than widest={self.widest}, which are averaged: {len(lost)}"
         return [*super().idle(shapes), *([told] if lost and self.widest else [])]
 
     def matrix(self, shape: Sequence[int], name: str) -> tuple[int, int] | None:
