@@ -270,7 +270,8 @@ def main() -> None:
         for file in sorted(RESULTS.glob("*.json")):
             found = json.loads(file.read_text())
             if isinstance(found, dict) and found.get("schema") == schema:
-                page += ["", *section_of(found)]
+                head, *rest = section_of(found)
+                page += ["", head, "", f"From `benchmarks/results/{file.name}`.", *rest]
     (ROOT / "docs" / "benchmarks.md").write_text("\n".join(page) + "\n", encoding="utf-8")
 
 
