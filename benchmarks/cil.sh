@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The class-incremental figures in docs/benchmarks.md: clinc150 and banking77 with MiniLM, 100 classes of Tiny-ImageNet,
 # CIFAR-10 and Fashion-MNIST with EfficientNet-Lite0. PLAIT_DATA names the folder of the data sets. What is in the files
-# of results already is not run again. The runs add up to 5.5 processor hours, choosing options comes on top: three to
-# four hours on 2 cores, two files made side by side, one thread each.
+# of results already is not run again. Training and merging add up to 5.4 processor hours on the machine of the
+# results, choosing options and measuring come on top. Two files are made side by side, one thread each.
 # CACHE: the folder of work, as for `plait bench --cache`.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -99,7 +99,8 @@ def choosing() -> list[str]:
     return [
         f"Figures are those of the suite {suite['suite']} ([benchmarks](benchmarks.md)): {len(suite['tasks'])} "
         f"tasks, {suite['setting']['about']}; the base has {ends[0]:.1f} %, the experts {ends[1]:.1f} % in the mean. "
-        "Each method's main option was chosen on validation examples.",
+        "Each method's main option was chosen on validation examples. Where no MB are told, the seconds are those of "
+        "one merge of all members at once.",
         "",
         *markdown_table(rows),
         "",

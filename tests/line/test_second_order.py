@@ -80,3 +80,8 @@ def test_moments_that_nobody_has_are_asked_for(world: Path) -> None:
     average = merge_state_dicts(base, experts, "average")
     found = merge_state_dicts(base, experts, "regmean", widest=0)  # it takes none then
     assert all(torch.equal(found[n], average[n]) for n in base)
+    flat = {
+        "bias": torch.zeros(3),
+        "places": torch.zeros(2, 3, dtype=torch.int64),
+    }  # no matrix that is merged
+    assert torch.equal(merge_state_dicts(flat, [flat], "regmean")["bias"], flat["bias"])

@@ -101,6 +101,10 @@ def test_matrices_that_are_too_wide_are_told() -> None:
         "matrices wider than widest=10, which are averaged: 2",
     ]
     assert make("regmean", {"widest": 0}).idle(shapes) == []
+    assert make("regmean", {"widest": "wide:1; 4096"}).idle(shapes) == []  # chosen tensor by tensor
+    assert make("regmean", {"widest": 10, "scale": "wide:0.5; 1"}).idle({"wide": (2, 13), "b": (2,)}) == [
+        "matrices wider than widest=10, which are averaged: 1"
+    ]
 
 
 @pytest.mark.parametrize("name", ["iso_c", "opcm"])

@@ -64,7 +64,9 @@ def merge_state_dicts(
     shares = _weights(weights, len(experts), chosen, base)
     if experts and not any(sides or ()):
         refuse_without_moments(
-            chosen, ((n, tuple(t.shape)) for n, t in base.items()), "hand them in as `sides`"
+            chosen,
+            ((n, tuple(t.shape)) for n, t in base.items() if t.is_floating_point()),
+            "hand them in as `sides`",
         )
     if sides is not None and len(sides) != len(experts):
         raise UsageError(f"{len(sides)} mappings of sides for {len(experts)} experts; give one for each")

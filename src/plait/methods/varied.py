@@ -86,7 +86,8 @@ class Varied(TensorMethod):
             for path, rules in self.rules
             for pattern in rules.idle(shapes)
         ]
-        return [*left, *self.plain.idle(shapes)]
+        # The plain method has the last number of every rule, which says nothing of which matrices are too wide.
+        return left if ("widest",) in dict(self.rules) else [*left, *self.plain.idle(shapes)]
 
     def at(self, name: str) -> TensorMethod:
         """The plain method of a tensor. UsageError where its numbers are out of their ranges."""
